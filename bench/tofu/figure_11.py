@@ -89,7 +89,7 @@ def _moved(op: Op, tensors: Mapping[str, Any], sharding: Sharding) -> dict[str, 
         return boxes[None]
 
     found = {"activation": 0, "weight": 0, "sums": 0}
-    for name, regions in needed(strategies, slots_of(call), call.shapes).items():
+    for name, regions in needed(strategies, slots_of(call)).items():
         role = "weight" if name == op.inputs[1] else "activation"
         found[role] += int(fetched(regions, owned(name)).sum()) * element_bytes(tensors[name])
     for name, result, flags in produced(op, strategies):

@@ -1,6 +1,7 @@
 """All plans of tiny graphs, against an independent search: found exactly where one exists."""
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,22 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import colocated
+from pardnn.place.ordering import all_plans
 from pardnn.place.ordering.all_plans import all_placements, searched_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from tests.place.grouped import grouped_graph
-from tests.place.machines import cluster_of, limited, machine_for, random_place
+from tests.place.machines import (
+    cluster_of,
+    limited,
+    machine_for,
+    random_place,
+    uneven_machine,
+)
 from tests.reference.least_limit import least_limit, least_peak
-from tests.strategies import FAMILIES, random_graph
+from tests.strategies import FAMILIES, Row, ops_of, random_graph
 
 #: All of the issue's graphs take a minute; `PARDNN_REFUSALS=500` runs them.
 SEEDS = int(os.environ.get("PARDNN_REFUSALS", "12"))
@@ -37,6 +45,87 @@ def test_a_placement_is_refused_exactly_where_nothing_fits(seed: int) -> None:
     below = searched_plan(graph.arrays, [least - 1, least - 1], overwrites, [place])
     assert below.plan is None
     assert below.is_complete
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("seed", range(16))
+def test_what_is_sent_is_not_overwritten_before_it_left(seed: int) -> None:
+    """Views and writes in place of what others read: refused exactly where nothing fits."""
+    rng = np.random.default_rng(seed)
+    roles = ["input", *rng.choice(["compute", "inplace", "inplace", "view"], 5).tolist()]
+    rows = [
+        Row(role, reads=tuple(rng.integers(0, 6, 2).tolist()), bytes=int(rng.integers(1, 9)),
+            workspace=int(rng.integers(0, 4)))
+        for role in roles
+    ]  # fmt: skip
+    graph = build_graph("written", ops_of(rows))
+    place, overwrites = random_place(graph, 2, 2 * seed), first_overwrites(graph)
+    least = least_peak(graph, place.tolist())
+    found = searched_plan(graph.arrays, [least, least], overwrites, [place])
+    assert found.plan is not None
+    assert found.is_complete
+    cluster = limited(cluster_of(2), least)
+    assert plan_problems(graph, plan_from_arrays(graph, found.plan), cluster) == []
+    below = searched_plan(graph.arrays, [least - 1, least - 1], overwrites, [place])
+    assert (below.plan, below.is_complete) == (None, True)
+
+
+def test_a_search_that_is_given_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = grouped_graph(1, 5)
+    place, overwrites = random_place(graph, 2, 0), first_overwrites(graph)
+    room = [10**6, 10**6]
+
+    def found(capacities: list[int], placements: list[np.ndarray] | None) -> tuple[bool, bool]:
+        plan, is_complete = searched_plan(graph.arrays, capacities, overwrites, placements)
+        return plan is not None, is_complete
+
+    assert found(room, [place]) == (True, True)
+    assert found(room, None) == (False, False)
+    assert found([1, 1], [place]) == (False, True)
+    assert found([1, 1], [place, 1 - place]) == (False, True)
+    assert found(room, []) == (False, True)
+    states = next(n for n in range(100) if _within(n, monkeypatch, lambda: found(room, [place])))
+    assert states > 5
+    monkeypatch.setattr(all_plans, "MAX_STATES", states - 1)
+    assert found(room, [place]) == (False, False)
+    monkeypatch.setattr(all_plans, "MAX_STATES", states)
+    monkeypatch.setattr(all_plans, "MAX_OPS", 5)
+    assert found(room, [place]) == (True, True)
+    monkeypatch.setattr(all_plans, "MAX_OPS", 4)
+    assert found(room, [place]) == (False, False)
+
+
+def _within(states: int, monkeypatch: pytest.MonkeyPatch, search: Any) -> bool:
+    monkeypatch.setattr(all_plans, "MAX_STATES", states)
+    return search()[0]
+
+
+def test_devices_that_are_alike_change_names_and_others_do_not() -> None:
+    """Two groups on three devices: 2 placements of alike devices, 9 of others."""
+    ops = [
+        Op(name=name, kind="input", seconds={"accelerator": 1.0 + i},
+           outputs=(Tensor(name=name, bytes=5),))
+        for i, name in enumerate("pq")
+    ]  # fmt: skip
+    graph, runs = build_graph("two", ops), np.ones((2, 3), dtype=np.bool_)
+    arrays = graph.arrays._replace(group=np.arange(2))
+    even, odd = machine_for(graph, cluster_of(3)), uneven_machine(graph, 3, 0)
+    faster = machine_for(graph, cluster_of(3, speeds=(1.0, 2.0)))
+    for machine, limits, count in (
+        (even, [None] * 3, 2), (even, [9, 9, 9], 2), (even, [9, 9, 8], 9), (odd, [None] * 3, 9),
+        (faster, [None] * 3, 9),
+    ):  # fmt: skip
+        found = all_placements(arrays, machine, limits, runs)
+        assert found is not None
+        loads = [max(1.0 * (p[0] == d) + 2.0 * (p[1] == d) for d in range(3)) for p in found]
+        assert len(found) == count
+        if machine is even:
+            assert loads == sorted(loads)
+    only = runs.copy()
+    only[0, 1:] = False
+    placed = all_placements(arrays, odd, [None] * 3, only)
+    assert placed is not None
+    assert {int(p[0]) for p in placed} == {0}
 
 
 def test_placements_may_fill_devices_to_the_last_byte() -> None:

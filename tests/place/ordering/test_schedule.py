@@ -1,16 +1,25 @@
 """Complete plans of a placement: where messages are posted and held."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.ordering.schedule import (
+    first_overwrites,
+    ordered_plan,
+)
+from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import simulate
+from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of
-from tests.place.machines import schedule
+from pardnn.sim.timeline import Timeline
+from tests.place.machines import cluster_of, machine_for, random_place, schedule
+from tests.strategies import FAMILIES, random_graph
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
@@ -36,3 +45,68 @@ def test_transfers_of_no_time_do_not_wait_for_each_other(seed: int, num_devices:
     machine = machine_of(graph_costs(graph), cluster)
     place = draw.integers(num_devices, size=len(ops))
     simulate(graph, machine, schedule(graph, machine, place))
+
+
+def naive_slots(
+    graph: Graph, place: np.ndarray, timeline: Timeline, overwrites: np.ndarray
+) -> dict[tuple[int, int], str]:
+    """Before which op each message is posted, till after which it is held, by tensor and target.
+
+    A sender waits after the first op that ends when the message has arrived, or later; the receiver
+    posts before the last op that it reaches by the time the message is sent.
+    """
+    a, finish = graph.arrays, timeline.finish
+    rows = [
+        sorted(np.flatnonzero(place == d), key=lambda op: timeline.dispatch[op])
+        for d in range(int(place.max()) + 1)
+    ]
+    reach = {op: 0.0 if i == 0 else finish[row[i - 1]] for row in rows for i, op in enumerate(row)}
+    columns = (timeline.message_start, timeline.message_finish, timeline.message_tensor,
+               timeline.message_source, timeline.message_target)  # fmt: skip
+    messages = sorted(zip(*columns, strict=True), key=lambda m: (m[0], m[1]))
+    writers = {t: [op for owner, op in overwrites.tolist() if owner == t]
+               for t in range(a.num_tensors)}  # fmt: skip
+    hold: dict[tuple[int, int], int] = {}
+    for sent, arrived, t, source, target in messages:
+        row = rows[source]
+        begin = row.index(a.tensor_op[t])
+        takes_none = arrived <= sent
+        end = next((i for i in range(begin, len(row)) if finish[row[i]] >= arrived
+                    and not (takes_none and finish[row[i]] <= arrived)), len(row))  # fmt: skip
+        late = [row.index(op) for op in writers[int(a.tensor_owner[t])] if op in row[begin + 1 :]]
+        end = min([end, *(at - 1 for at in late)])
+        hold[t, target] = row[end] if end < len(row) else -1
+        if end < len(row) - 1:
+            reach[row[end + 1]] = max(reach[row[end + 1]], arrived)
+    found: dict[tuple[int, int], str] = {}
+    for sent, arrived, t, _, target in messages:
+        row, at = rows[target], 0
+        while at + 1 < len(row) and reach[row[at + 1]] <= sent:
+            at += 1
+        readers = [i for i, op in enumerate(row) if t in
+                   a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]]  # fmt: skip
+        at = min(at, *readers, len(row))
+        while arrived <= sent and at > 0 and reach[row[at]] >= sent:
+            at -= 1
+        found[t, target] = f"before {row[at]}, till {hold[t, target]}"
+    return found
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("seed", range(16))
+def test_slots_are_those_of_the_timeline(seed: int) -> None:
+    """In the last four any ops count as writers, several of a storage on either device."""
+    graph = random_graph(seed, 12, FAMILIES[seed % 6])
+    latency, bandwidth = ((0.25, 16.0), (0.0, 1e30))[seed % 2]
+    cluster = cluster_of(2 + seed % 2, latency=latency, bandwidth=bandwidth, serial=seed % 3 == 0)
+    place, machine = random_place(graph, cluster.num_devices, seed), machine_for(graph, cluster)
+    timeline = emulate(graph.arrays, machine, place, -bottom_levels(graph.arrays, machine, place))
+    overwrites, rng = first_overwrites(graph), np.random.default_rng(seed)
+    if seed >= 12:
+        owners = graph.arrays.tensor_owner[rng.integers(0, graph.arrays.num_tensors, 30)]
+        pairs = zip(owners.tolist(), rng.integers(0, 12, 30).tolist(), strict=True)
+        overwrites = np.array(sorted(set(pairs)))
+    plan = ordered_plan(graph.arrays, cluster.num_devices, place, timeline, overwrites)
+    columns = (plan.message_tensor, plan.message_target, plan.message_post, plan.message_hold)
+    found = {(t, d): f"before {p}, till {h}" for t, d, p, h in zip(*columns, strict=True)}
+    assert found == naive_slots(graph, place, timeline, overwrites)

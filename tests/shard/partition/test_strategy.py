@@ -10,7 +10,15 @@ import pytest
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
+from pardnn.shard.partition.strategy import (
+    Cut,
+    Reduce,
+    Strategy,
+    Unread,
+    Whole,
+    can_combine,
+    strategies,
+)
 from pardnn.shard.partition.worker_ops import WorkerOp, partition
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
@@ -232,6 +240,15 @@ def test_reductions_inside_of_functions_are_not_cut() -> None:
     exp = Opaque("exp")
     found = described(lambda x: lambda i, j: exp(x[i, j]) / Sum(lambda k: exp(x[i, k])), (4, 4))
     assert [strategy.loop for strategy in found] == ["i"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_only_known_reducers_are_combined(rank: int) -> None:
+    """A quotient of sums, such as a weighted mean, is one number or nothing that plans can add."""
+    known = {"sum", "mean", "max", "min", "prod", None}
+    assert {r for r in (*known, "quotient", "logaddexp") if can_combine(r, rank)} == (
+        known | {"quotient"} if rank == 0 else known
+    )
 
 
 def test_attributes_become_local() -> None:

@@ -11,7 +11,7 @@ from pardnn.shard.search.dynamic_program import solve
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.recursion import recursive_search
 from pardnn.shard.search.tofu import search
-from testbed.hand_graphs import mlp
+from testbed.hand_graphs import matmul, mlp
 from tests.shard.search.test_tofu import assert_valid
 
 pytestmark = pytest.mark.jit
@@ -76,3 +76,12 @@ def _poor(tables):
 
     state = recursive_search(CostTables(tables.problem, Backwards(), tables.axis_sizes)).state
     return solve(tables, state, ())._replace(is_exact=False)
+
+
+def test_equal_chop_cuts_along_several_axes_what_no_dim_is_long_enough_for() -> None:
+    """3 x 3 on four devices: whole on one axis, which moves nothing and takes all the memory."""
+    graph = matmul(3, 3, 3)
+    found = BASELINES["equal-chop"](graph, MESH)
+    assert found.mesh.shape == (2, 2)
+    assert all(None not in layout for layout in found.layouts.values())
+    assert BASELINES["equal-chop"](matmul(4, 4, 4), MESH).mesh.shape == (4,)

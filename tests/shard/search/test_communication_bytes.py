@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of
-from pardnn.shard.search.communication_bytes import produced, sharding_bytes
+from pardnn.shard.search.communication_bytes import is_call, produced, sharding_bytes
 from pardnn.shard.search.tofu import search
 from pardnn.shard.search.variable_elimination import Table, minimise
 from pardnn.shard.sharding import Sharding
@@ -62,3 +62,9 @@ def test_results_that_an_op_drops_are_not_counted():
     assert name == "y"
     assert np.asarray(boxes).reshape(2, 2, 2).tolist() == [[[0, 3], [0, 2]], [[3, 6], [0, 2]]]
     assert not any(flags)
+
+
+def test_calls_are_what_computes_with_tensors() -> None:
+    kinds = {"aten.mm.default": True, "mylib::op": True, "scalar.pow": False, LOSS_KIND: False,
+             "parameter": False, "input": False}  # fmt: skip
+    assert {kind: is_call(Op(name="op", kind=kind)) for kind in kinds} == kinds

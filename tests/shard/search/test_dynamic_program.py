@@ -170,6 +170,30 @@ def test_what_is_chosen_together_is_bounded_by_strategies_and_entries(monkeypatc
         assert not is_tractable(tables, count)
 
 
+def test_noise_is_relative_and_at_most_what_is_asked_for() -> None:
+    """And drawn from the seed: the same plans in every run."""
+    tables = [Table((0,), np.arange(1.0, 200.0)), Table((0, 1), np.full((3, 50), 7.0))]
+    found = dynamic_program._disturbed(tables, 0.1, 5)
+    for one, other in zip(tables, found, strict=True):
+        ratio = other.values / one.values
+        assert 1.0 <= ratio.min() < 1.02
+        assert 1.08 < ratio.max() <= 1.1
+    again, next_seed = (dynamic_program._disturbed(tables, 0.1, seed) for seed in (5, 6))
+    assert all((a.values == b.values).all() for a, b in zip(found, again, strict=True))
+    assert not any((a.values == b.values).any() for a, b in zip(found, next_seed, strict=True))
+    assert dynamic_program._disturbed(tables, 0.0, 5) is tables
+
+
+def test_dims_that_nothing_can_cut_take_part_in_no_table(monkeypatch) -> None:
+    """Of 6 x 1 and 1 x 9 one dim is cut: 3 strategies by 1 x 1 x 4 layouts on two axes."""
+    tables = CostTables(make_problem(matmul(6, 1, 9), NEEDED), BytesObjective(), (2, 2))
+    loops = 2  # the sum has one term
+    monkeypatch.setattr(recursion, "SMALL_STRATEGIES", loops**2)
+    for entries, together in ((loops**2 * 4, True), (loops**2 * 4 - 1, False)):
+        monkeypatch.setattr(recursion, "SMALL_ENTRIES", entries)
+        assert is_tractable(tables, 2) == together
+
+
 def test_a_minimum_with_variables_that_were_fixed_is_no_worse_than_the_start() -> None:
     for seed in range(30):
         rng = np.random.default_rng(seed)

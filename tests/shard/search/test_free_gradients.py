@@ -6,7 +6,7 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search import tofu
+from pardnn.shard.search import free_gradients, tofu
 from pardnn.shard.search.coarsening import TRAINING, gradient_names, op_calls
 from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.search.cost_tables import CostTables
@@ -79,6 +79,15 @@ def test_gradients_are_freed_under_seconds_within_memory(monkeypatch) -> None:
     estimates = iter([0.0, 2.0])  # with ties, and without
     monkeypatch.setattr(tofu, "peak_estimate", lambda *_: next(estimates))
     assert found(1.0).sharding.layouts == tied.sharding.layouts  # it would not fit
+
+
+def test_above_a_number_of_distinct_ops_gradients_stay_tied(monkeypatch) -> None:
+    graph, mesh = scan(8, 4, 16), make_mesh((2,))
+    monkeypatch.setattr(tofu, "FEW_FACTORS", 0)
+    count = find_sharding(graph, mesh).num_factors
+    for most, cost in ((count, 96), (count - 1, 128)):
+        monkeypatch.setitem(free_gradients.MOST_FACTORS, "bytes", most)
+        assert find_sharding(graph, mesh).cost == 4 * cost
 
 
 @pytest.mark.parametrize("sizes", [(6, 10, 7, 9), (32, 16, 24, 8), (8, 64, 4, 16)])

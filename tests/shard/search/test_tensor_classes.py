@@ -1,6 +1,14 @@
 """Dims of tensors of one class: maps of another rank stay what they are."""
 
+import pytest
+
+from pardnn.errors import InfeasibleError
+from pardnn.plan.mesh import make_mesh
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.tensor_classes import TensorClasses, composed, identity
+from pardnn.shard.sharding import FixedLayouts
+from testbed.hand_graphs import mlp
 
 
 def test_a_map_into_more_dims_keeps_its_rank():
@@ -76,3 +84,16 @@ def test_fixed_layouts_meet_or_are_told_of() -> None:
     assert not classes.merge("w", "small", (0, 1))
     assert classes.merge("w", "u", hard=True)
     assert classes.torn == [("w", "u")]
+
+
+@pytest.mark.parametrize(("rows", "fits"), [(4, True), (3, False)])
+def test_state_that_lies_as_no_cut_can_have_it_is_refused(rows: int, fits: bool) -> None:
+    """Rows of `w1` on four devices: three rows leave one without."""
+    graph, fixed = mlp(8, rows, 6, 10), FixedLayouts(make_mesh((2, 2)), {"w1": (0, 0)})
+    if fits:
+        problem = make_problem(graph, NEEDED, fixed=fixed)
+        assert problem.variables[problem.numbers["w1"]].fixed == (0, 0)
+        return
+    with pytest.raises(InfeasibleError, match="'w1' as") as error:
+        make_problem(graph, NEEDED, fixed=fixed)
+    assert error.value.code == "E301"

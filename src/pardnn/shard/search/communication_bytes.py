@@ -142,7 +142,7 @@ def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Shardi
     assert not sharding.mesh.shares, "bytes are counted on meshes of equal parts"
     axis_sizes = sharding.mesh.shape
     total = 0
-    for name, regions in needed(strategies, slots_of(call), call.shapes).items():
+    for name, regions in needed(strategies, slots_of(call)).items():
         owned = _owned(tensors[name], sharding.layouts[name], axis_sizes)
         total += int(fetched(regions, owned[None]).sum()) * element_bytes(tensors[name])
     for name, result, flags in produced(op, strategies):
@@ -153,19 +153,18 @@ def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Shardi
 
 
 def needed(
-    strategies: MeshStrategies, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    strategies: MeshStrategies, names: Mapping[str, str]
 ) -> dict[str, Int64[ndarray, "r n rank 2"]]:
     """Return the distinct regions that an op fetches of each input, one or several, by name.
 
     Args:
         strategies: Of the op; the first is taken.
         names: Of the tensor in each slot.
-        shapes: Of tensors.
     """
     found: dict[str, list[ndarray]] = {}
     for slot in strategies.dim_slices.inputs:
         name = names[slot]
-        if not strategies.contents[0][slot] or not shapes[name]:
+        if not strategies.contents[0][slot]:
             continue
         inside = strategies.region(slot)[0]
         known = found.setdefault(name, [])

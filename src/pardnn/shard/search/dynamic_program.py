@@ -173,7 +173,7 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
 
 
 def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> Float64[ndarray, " l"]:
-    """Return what each layout of a variable costs; whole written storage is penalised.
+    """Return what each layout of a variable costs; what could be cut oftener is penalised.
 
     Args:
         tables: Of the problem.
@@ -183,7 +183,7 @@ def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> Flo
     layout_costs = tables.objective.layout_cost(
         variable, layouts, tables.axis_sizes[: len(layouts[0])]
     )
-    if variable.is_written and not tables.objective.may_replicate:
+    if not tables.objective.may_replicate:
         unused = np.array([layout.count(None) for layout in layouts])
         layout_costs = layout_costs + WHOLE * (unused - unused.min())
     return layout_costs

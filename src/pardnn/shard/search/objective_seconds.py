@@ -136,12 +136,17 @@ class SecondsObjective:
 
     def _seconds_of(self, factor: Factor, number: int, known: dict[int, float]) -> float:
         if number not in known:
-            known[number] = op_seconds(*_local_op(factor.ops[0].op, number), self.model)
+            known[number] = op_seconds(*local_op(factor.ops[0].op, number), self.model)
         return known[number]
 
 
-def _local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
-    """Return what a device does as an op that a cost model understands."""
+def local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
+    """Return what a device does as an op that a cost model understands, and its tensors.
+
+    Args:
+        op: Of the graph.
+        number: Of the local call, see `interned_call`.
+    """
     call = interned_call(number)
     outputs = [
         _tensor(f"result {i}", shape, op.outputs[min(i, len(op.outputs) - 1)].dtype)
@@ -199,6 +204,41 @@ def traffic(
                 result = results[number]
                 total[number] += _results(result, flags[output], axis_sizes, owned, copies, alike)
     return total
+
+
+def traffic_of_fetch(
+    regions: Int64[ndarray, "n rank 2"], owned: Int64[ndarray, "n rank 2"]
+) -> Float64[ndarray, "n n"]:
+    """Return the elements that are sent for what devices need, by receiver and sender.
+
+    Replicas share the work, as in `traffic`.
+
+    Args:
+        regions: What each of n devices needs of a tensor.
+        owned: What each owns of it.
+    """
+    alike = same_boxes(owned)
+    common = common_volumes(regions[:, None], owned[None])
+    return np.where(alike, 0, common) / alike.sum(axis=-1)
+
+
+def traffic_of_result(
+    result: Int64[ndarray, "n rank 2"],
+    reduced: tuple[bool, ...],
+    axis_sizes: tuple[int, ...],
+    owned: Int64[ndarray, "n rank 2"],
+) -> Float64[ndarray, "n n"]:
+    """Return the elements that results need to reach their owners, by receiver and sender.
+
+    Args:
+        result: What each of n devices makes of a tensor.
+        reduced: By mesh axis, whether results along it are partial.
+        axis_sizes: Of the mesh.
+        owned: What each device owns.
+    """
+    alike = same_boxes(owned)
+    rows = owned[None], alike.sum(axis=-1)[None], alike[None]
+    return _results(result, reduced, axis_sizes, *rows)[0]
 
 
 def _results(

@@ -110,8 +110,6 @@ class TensorClasses:
 
     def _agree(self, one: str, other: str, dims: Dims, hard: bool) -> bool:
         expected = composed(self.dims[one], dims)
-        if self.dims[other] == expected:
-            return True
         differ = {d for d, found in enumerate(self.dims[other]) if found != expected[d]}
         differ = {d for d in differ if self.shapes[self.root[one]][d] > 1}
         if differ and hard:
