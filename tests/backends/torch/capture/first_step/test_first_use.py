@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.first_step.first_use import caches_with_fakes
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch import models
@@ -228,3 +230,26 @@ def test_what_is_not_left_in_the_object_is_told_once(
     assert is_kept or "'model.0.mask'" in told[0]
     assert args[0][0].mask is mask
     assert (mask is not None) == is_kept
+
+
+def test_caches_that_were_made_since_the_last_look_are_found() -> None:
+    mode = FakeTensorMode()
+
+    def found() -> list[Any]:
+        return [cache for cache, _ in caches_with_fakes(mode)]
+
+    def made() -> Any:
+        cache = functools.cache(lambda: mode.from_tensor(torch.zeros(2)))
+        cache()
+        return cache
+
+    assert found() == []
+    first = made()
+    assert found() == [first]
+    second = made()
+    assert set(found()) == {first, second}
+    del first  # as many as before: one is gone, another is new
+    third = made()
+    assert set(found()) == {second, third}
+    second.cache_clear()
+    assert found() == [third]
