@@ -27,25 +27,13 @@ from pardnn.plan.state_layout import kept_shards
 from tests.kept import assert_kept
 from tests.place.grouped import grouped_graph
 from tests.place.machines import random_place
+from tests.plan.changed_plans import moved, with_message
 from tests.plan.test_check_partitioned_graph import sharded
 from tests.plan.test_offload import in_order, momenta
 from tests.reference.plan import serial_plan
 from tests.strategies import random_graph
 
 pytestmark = pytest.mark.jit  # hundreds of plans: checked shapes would take seconds
-
-
-def with_message(plan: Plan, number: int, **fields: Any) -> Plan:
-    messages = list(plan.messages)
-    messages[number] = dataclasses.replace(messages[number], **fields)
-    return dataclasses.replace(plan, messages=tuple(messages))
-
-
-def moved(plan: Plan, name: str, target: int) -> Plan:
-    rows = [[each for each in row if each != name] for row in plan.order]
-    rows[target].append(name)
-    order = tuple(map(tuple, rows))
-    return dataclasses.replace(plan, placement={**plan.placement, name: target}, order=order)
 
 
 def damages(plan: Plan) -> Iterator[tuple[str, Plan]]:

@@ -29,6 +29,7 @@ from pardnn.plan.lower import Lowered, lower, message_order
 from pardnn.plan.memory import memory_profiles, peak_bytes
 from pardnn.plan.plan import Message, Plan, plan_arrays, plan_from_arrays
 from tests.place.machines import random_place
+from tests.plan.changed_plans import moved, with_message
 from tests.reference.plan import naive_curves, naive_keeps_order, serial_plan
 from tests.strategies import FAMILIES, graphs, random_graph
 
@@ -140,20 +141,6 @@ def example(tiny: Path) -> tuple[Graph, Plan]:
     return read_graph(tiny / "graph.json"), read_plan(tiny / "plan.json")
 
 
-def _message(plan: Plan, number: int, **changes: object) -> Plan:
-    messages = list(plan.messages)
-    messages[number] = dataclasses.replace(messages[number], **changes)
-    return dataclasses.replace(plan, messages=tuple(messages))
-
-
-def _moved(plan: Plan, op: str, device: int) -> Plan:
-    order = [[name for name in row if name != op] for row in plan.order]
-    order[device].append(op)
-    return dataclasses.replace(
-        plan, placement={**plan.placement, op: device}, order=tuple(map(tuple, order))
-    )
-
-
 def _ordered(plan: Plan, *first: str) -> Plan:
     return dataclasses.replace(plan, order=(first, ("b",)))
 
@@ -175,7 +162,7 @@ PLANTED = {
         lambda p: dataclasses.replace(p, order=((*p.order[0], "b"), ())), "not placed there"
     ),
     "op in no list": (lambda p: dataclasses.replace(p, order=(p.order[0], ())), "'b' is missing"),
-    "group apart": (lambda p: _moved(p, "u", 1), "group"),
+    "group apart": (lambda p: moved(p, "u", 1), "group"),
     "order against data": (
         lambda p: _ordered(p, "x", "w", "v", "h", "a", "c", "u"), "before"
     ),
@@ -193,15 +180,19 @@ PLANTED = {
         ),
         "nothing reads it",
     ),
-    "message of nothing": (lambda p: _message(p, 0, tensor="zz"), "no such tensor"),
-    "wrong source": (lambda p: _message(p, 0, source=1, target=0), "producer runs on device 0"),
-    "to itself": (lambda p: _message(p, 0, target=0), "no other device"),
-    "to no device": (lambda p: _message(p, 0, target=2), "no other device"),
-    "from no device": (lambda p: _message(p, 0, source=2), "device 2, but there are 2"),
-    "posted by another": (lambda p: _message(p, 0, post_before="a"), "no op of the receiver"),
-    "posted too late": (lambda p: _message(p, 1, post_before="u"), "before its receive is posted"),
-    "held by another": (lambda p: _message(p, 0, hold_until="b"), "no op of the sender"),
-    "held before it exists": (lambda p: _message(p, 0, hold_until="x"), "before the tensor exists"),
+    "message of nothing": (lambda p: with_message(p, 0, tensor="zz"), "no such tensor"),
+    "wrong source": (lambda p: with_message(p, 0, source=1, target=0), "producer runs on device 0"),
+    "to itself": (lambda p: with_message(p, 0, target=0), "no other device"),
+    "to no device": (lambda p: with_message(p, 0, target=2), "no other device"),
+    "from no device": (lambda p: with_message(p, 0, source=2), "device 2, but there are 2"),
+    "posted by another": (lambda p: with_message(p, 0, post_before="a"), "no op of the receiver"),
+    "posted too late": (
+        lambda p: with_message(p, 1, post_before="u"), "before its receive is posted",
+    ),
+    "held by another": (lambda p: with_message(p, 0, hold_until="b"), "no op of the sender"),
+    "held before it exists": (
+        lambda p: with_message(p, 0, hold_until="x"), "before the tensor exists",
+    ),
     "wrong prediction": (
         lambda p: dataclasses.replace(
             p, predicted={"makespan_s": 1.0, "peak_bytes": (1, 2), "transfer_bytes": 0}
@@ -249,7 +240,7 @@ def test_an_overwritten_tensor_must_have_left(example: tuple[Graph, Plan]) -> No
     plan = dataclasses.replace(plan, placement={**plan.placement, "b": 0})
     problems = plan_problems(graph, plan, Cluster.uniform(2))
     assert any("overwrites" in problem for problem in problems), problems
-    safe = _message(plan, 0, hold_until="c")
+    safe = with_message(plan, 0, hold_until="c")
     assert plan_problems(graph, safe, Cluster.uniform(2)) == []
 
 
@@ -269,7 +260,7 @@ def test_a_deadlock_is_explained(example: tuple[Graph, Plan]) -> None:
     )
     with pytest.raises(InvalidPlanError, match="deadlock"):
         lower(changed, plan)
-    later = _message(plan, 0, hold_until=None)
+    later = with_message(plan, 0, hold_until=None)
     assert list(dry_run(lower(changed, later))) == []
 
 

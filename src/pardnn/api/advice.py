@@ -17,7 +17,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
-from pardnn.planner.estimate import suggestions, with_limit, with_reserve
+from pardnn.planner.estimate import limit_tried, suggestions
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
 from pardnn.planner.offloaded import all_on_host
 from pardnn.planner.options import PlanOptions
@@ -37,8 +37,6 @@ CHEAP_OPS = 12_000
 #: Seconds after which no other way of running the step is tried, once it is known not to fit. They
 #: change no plan; what is left untried is named.
 SECONDS = 10.0
-#: Limits for which second calls and state on the host are tried.
-LIMITS_TRIED = 3
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
 PLANNING = "planning; the first time on a machine, kernels are compiled: a minute or two"
@@ -145,8 +143,8 @@ def _batch(
 def _limit_of_rewritten(problem: Problem, error: InfeasibleError) -> int | None:
     """Return a limit per device at which second calls or state on the host made a plan fit.
 
-    Each limit is what the nearest plan for the one before needs. None if neither was asked for, or
-    none of a few limits does: then what fits without them is looked for.
+    None if neither was asked for, or none of a few limits does: then what fits without them is
+    looked for.
 
     Args:
         problem: What no plan was found for.
@@ -154,17 +152,15 @@ def _limit_of_rewritten(problem: Problem, error: InfeasibleError) -> int | None:
     """
     if not (problem.options.recompute or problem.options.offload):
         return None
-    for _ in range(LIMITS_TRIED):
-        if "bytes" not in error.details:
-            return None
-        limit = with_reserve(error.details["bytes"], problem.options.reserve)
+
+    def tried(limited: Problem) -> tuple[bool, int | None]:
         try:
-            make_plan(with_limit(problem, limit))
+            make_plan(limited)
         except InfeasibleError as failure:
-            error = failure
-            continue
-        return limit
-    return None
+            return False, failure.details.get("bytes")
+        return True, None
+
+    return limit_tried(problem, error.details.get("bytes"), tried)
 
 
 def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:

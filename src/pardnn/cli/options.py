@@ -220,6 +220,10 @@ def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
     return state_in_place(graph, plan)
 
 
+#: What is said of devices: of `cluster_from_options`, in its order.
+ClusterGiven = tuple[int | None, str | None, str | None, str | None, str | None, str | None]
+
+
 def cluster_from_options(
     devices: int | None,
     max_memory: str | None,

@@ -43,31 +43,19 @@ def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> Non
         raise UsageError(f"{', '.join(given)} would be ignored: {why}", code="E206")
 
 
-def cluster_beside_plan(
-    context: typer.Context,
-    devices: int | None,
-    max_memory: str | None,
-    bandwidth: str | None,
-    latency: str | None,
-    links: str | None,
-    cluster: str | None,
-) -> Cluster | None:
+def cluster_beside_plan(context: typer.Context, *given: *opt.ClusterGiven) -> Cluster | None:
     """Return the cluster that the options describe; None, the plan's own, without any.
 
     Args:
         context: Of the command.
-        devices: `--devices`.
-        max_memory: `--max-memory`.
-        bandwidth: `--bandwidth`.
-        latency: `--latency`.
-        links: `--links`.
-        cluster: `--cluster`.
+        given: What `cluster_from_options` takes.
 
     Raises:
         UsageError: E205, if they contradict each other; E206, if they describe no devices.
     """
+    devices, *_, cluster = given
     if devices is None and cluster is None:
         why = "the devices are those of the plan. Add --devices K to describe others."
         refuse_unused(context, _OF_DEVICES, why)
         return None
-    return opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    return opt.cluster_from_options(*given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
@@ -25,8 +25,8 @@ PRECISION = 0.005
 #: Algorithms that tell whether a step fits.
 ALGORITHMS_TRIED = ("single", "pardnn")
 
-#: Limits that are tried for a plan that cuts every op.
-CUTS_TRIED = 3
+#: Limits that are tried where looking for the least would take too long.
+LIMITS_TRIED = 3
 
 
 def estimate(problem: Problem) -> EstimateResult:
@@ -175,8 +175,10 @@ def suggestions(problem: Problem, peak: int | None = None, limit: int | None = N
     names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
     is_cut = algorithm in SHARDED
     try:
-        if limit is None:
-            limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
+        if limit is None and is_cut:  # planning a cut takes seconds: the least is not looked for
+            limit = limit_tried(problem, peak, _cut_peak)
+        elif limit is None:
+            limit, _ = minimum_limit(problem, names)
     except InfeasibleError:  # memory is not what is missing
         limit = None
     tried = [] if limit is None else [f"--max-memory {_rounded_up(limit)}"]
@@ -195,37 +197,38 @@ def suggestions(problem: Problem, peak: int | None = None, limit: int | None = N
 def _fits(problem: Problem, algorithm: str, names: Sequence[str]) -> bool:
     if algorithm not in SHARDED:
         return _fitting_plan(problem, names) is not None
-    return _cut_peak(problem, algorithm)[0]
+    return _cut_peak(problem)[0]
 
 
-def _cut_peak(problem: Problem, algorithm: str) -> tuple[bool, int | None]:
+def _cut_peak(problem: Problem) -> tuple[bool, int | None]:
     """Return whether a plan that cuts every op fits, and else what the nearest one needs.
 
     What moves the fewest bytes is among what is tried for either objective.
     """
     try:
-        fitting_plans(problem.with_options(objective="bytes"), algorithm)
+        fitting_plans(problem.with_options(objective="bytes"), problem.options.algorithm)
     except InfeasibleError as error:
         return False, error.details.get("peak_bytes")
     return True, None
 
 
-def _cut_limit(problem: Problem, peak: int | None) -> int | None:
-    """Return an equal limit per device that a plan which cuts every op was found for.
+def limit_tried(
+    problem: Problem, peak: int | None, tried: Callable[[Problem], tuple[bool, int | None]]
+) -> int | None:
+    """Return an equal limit per device that a plan was found for; None if for none of a few.
 
-    Each limit is what the nearest plan for the one before needs. Planning a cut takes seconds, so
-    the least is not looked for.
+    Each limit is what the nearest plan for the one before needs.
 
     Args:
         problem: What no plan was found for.
-        peak: Bytes of the plan that came nearest.
+        peak: Bytes of the plan that came nearest; None if that is not known.
+        tried: Whether a plan of a problem fits, and else the bytes of the one that came nearest.
     """
-    algorithm, reserve = problem.options.algorithm, problem.options.reserve
-    for _ in range(CUTS_TRIED):
+    for _ in range(LIMITS_TRIED):
         if peak is None:
             return None
-        limit = with_reserve(peak, reserve)
-        fits, peak = _cut_peak(with_limit(problem, limit), algorithm)
+        limit = with_reserve(peak, problem.options.reserve)
+        fits, peak = tried(with_limit(problem, limit))
         if fits:
             return limit
     return None

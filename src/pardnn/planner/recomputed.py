@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.infeasible import infeasible
-from pardnn.place.ordering.fit import fits
+from pardnn.place.ordering.fit import excess_bytes
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
-from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
 from pardnn.place.recompute.search import WORK
@@ -37,7 +37,6 @@ from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
-from pardnn.sim.peak import peaks
 from pardnn.time_limit import check_time
 
 #: Limits, as multiples of the real ones, for which ops are placed or cut before calls are added;
@@ -75,9 +74,11 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
     if best is not None and problem.cluster.num_devices == 1:
         return best  # nothing is faster than every op once
     nearest: Outcome | None = None
+    least = np.inf
     for found in _candidates(problem, names, decide):
-        if not _fits(problem, found):
-            nearest = found if nearest is None else min(nearest, found, key=_nearness(problem))
+        excess = _excess_bytes(problem, found)
+        if excess > 0:
+            nearest, least = (found, excess) if excess < least else (nearest, least)
         elif best is None or found.makespan_s < best.makespan_s:
             best = found
             problem.log.keep(found, problem.options.objective)
@@ -100,7 +101,7 @@ def first_recomputed(
         work: Of each search; less than `WORK` is a guess.
     """
     tried = _candidates(problem, names, decide, seconds=seconds, work=work)
-    return next((found for found in tried if _fits(problem, found)), None)
+    return next((found for found in tried if _excess_bytes(problem, found) <= 0), None)
 
 
 def _candidates(
@@ -200,20 +201,9 @@ def _with_calls(problem: Problem, made: Outcome, base: _Base, work: int) -> Outc
     )  # fmt: skip
 
 
-def _fits(problem: Problem, found: Outcome) -> bool:
+def _excess_bytes(problem: Problem, found: Outcome) -> int:
     assert found.sharded is not None
-    return fits(found.sharded.graph.arrays, found.plan, problem.capacities)
-
-
-def _nearness(problem: Problem) -> Callable[[Outcome], int]:
-    """Return what tells by how many bytes a plan exceeds a limit."""
-
-    def excess(found: Outcome) -> int:
-        assert found.sharded is not None
-        held = peaks(found.sharded.graph.arrays, found.plan)
-        return int((held - limits(problem.capacities)).max())
-
-    return excess
+    return excess_bytes(found.sharded.graph.arrays, found.plan, problem.capacities)
 
 
 def _none_fits(problem: Problem, nearest: Outcome) -> InfeasibleError:

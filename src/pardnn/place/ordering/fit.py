@@ -44,7 +44,18 @@ def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]
         plan: A plan.
         capacities: Usable bytes of each device; None is unlimited.
     """
-    return bool((peaks(arrays, plan) <= limits(capacities)).all())
+    return excess_bytes(arrays, plan, capacities) <= 0
+
+
+def excess_bytes(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> int:
+    """Return by how many bytes the fullest device exceeds what it may use; 0 or less if none does.
+
+    Args:
+        arrays: The graph.
+        plan: A plan.
+        capacities: Usable bytes of each device; None is unlimited.
+    """
+    return int((peaks(arrays, plan) - limits(capacities)).max())
 
 
 def fit_schedule(

@@ -20,6 +20,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.ordering.edges import Edges, edges_of, placed_bound, tails
+from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
 from pardnn.place.ordering.memory_safe import safe_schedule
 from pardnn.place.ordering.modulo import Model, model_of, modulo_keys, modulo_times
@@ -28,7 +29,6 @@ from pardnn.place.ordering.storages import Reserve, Storages, reserve_of, storag
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
-from pardnn.sim.peak import peaks
 from pardnn.time_limit import check_time
 
 #: Ops started in all, and so many schedules at least and at most: a second or two.
@@ -195,7 +195,7 @@ def plans_of(
         plan = memory_bounded_plan(
             step.arrays, machine, step.edges.place, position, capacities, overwrites
         )
-        if bool((peaks(step.arrays, plan) <= limits(capacities)).all()):
+        if fits(step.arrays, plan, capacities):
             found.append((run_lists(step.arrays, machine, plan).makespan, plan))
     return found
 

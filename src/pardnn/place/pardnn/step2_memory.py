@@ -27,7 +27,7 @@ from numpy import ndarray
 
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import legal_placement
-from pardnn.place.ordering.fit import fit_candidate, fit_order, fits
+from pardnn.place.ordering.fit import excess_bytes, fit_candidate, fit_order, fits
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.ordering.memory_bounded import fast_memory_bounded_plan, latest_slot_plan, limits
 from pardnn.place.pardnn.memory_packing import (
@@ -48,7 +48,6 @@ from pardnn.place.pardnn.step1_makespan import (
 )
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
-from pardnn.sim.peak import peaks
 from pardnn.sim.transfers import missing_link
 
 #: Ops above which one repaired plan that fits is enough.
@@ -252,4 +251,4 @@ def nearest(task: Task) -> PlanArrays:
         profile = memory_profile_of(a, place, position, capacity)
         resolve_overflow(task.units, profile)
         plans.append(latest_slot_plan(a, len(capacity), profile.place, position, task.overwrites))
-    return min(plans, key=lambda plan: int((peaks(a, plan) - capacity).max()))
+    return min(plans, key=lambda plan: excess_bytes(a, plan, task.capacities))

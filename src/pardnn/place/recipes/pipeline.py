@@ -27,8 +27,8 @@ from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable
 from pardnn.place.decision import Decision
-from pardnn.place.ordering.fit import fits
-from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
+from pardnn.place.ordering.fit import excess_bytes
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, phases_of
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, Schedule, unit_times
@@ -38,7 +38,6 @@ from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
-from pardnn.sim.peak import peaks
 
 #: How stages are balanced: how much the bytes that they hold count beside their seconds, and how
 #: much what they send does against the seconds of the slowest link.
@@ -93,10 +92,11 @@ def place_pipeline(
         order = np.lexsort((inverse_permutation(arrays.topological), rank))
         position = inverse_permutation(order)
         plan = memory_bounded_plan(arrays, machine, place, position, capacities, overwrites)
-        if fits(arrays, plan, capacities):
+        excess = excess_bytes(arrays, plan, capacities)
+        if excess <= 0:
             makespan = run_lists(arrays, machine, plan).makespan
             best, shortest = (plan, makespan) if makespan < shortest else (best, shortest)
-        missing = min(missing, int((peaks(arrays, plan) - limits(capacities)).max()))
+        missing = min(missing, excess)
     if best is not None:
         return Decision(best)
     raise InfeasibleError(

@@ -19,6 +19,7 @@ from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.legalize import legalize
@@ -158,8 +159,7 @@ def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
             if tensor.alias_of is not None or not size or boxes is None:
                 continue
             for device, box in enumerate(boxes):
-                mine = math.prod(end - begin for begin, end in box)
-                found[device] += tensor.bytes * mine // size
+                found[device] += tensor.bytes * volume(box) // size
     return found
 
 

@@ -23,6 +23,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.shard.partition.call import call_of, fingerprint
 from pardnn.shard.partition.interning import intern_call
 from pardnn.shard.partition.mesh_strategies import MeshStrategies, mesh_strategy_of, owned_array
+from pardnn.shard.search.box_volumes import same_boxes
 from pardnn.shard.search.communication_bytes import (
     element_bytes,
     is_call,
@@ -33,6 +34,7 @@ from pardnn.shard.search.communication_bytes import (
 from pardnn.shard.search.objective_seconds import (
     MODEL,
     local_op,
+    message_seconds,
     traffic_of_fetch,
     traffic_of_result,
 )
@@ -115,15 +117,16 @@ def _moved(
     cluster: Cluster,
 ) -> _OpSeconds:
     """Return the seconds of an op's messages."""
-    sizes = sharding.mesh.shape
+    sizes, links, is_serial = sharding.mesh.shape, cluster.arrays, cluster.link_model == "serial"
 
     def seconds(name: str, sent: np.ndarray) -> float:
-        links = cluster.arrays
-        with np.errstate(invalid="ignore"):
-            taken = links.latency.T + sent * element_bytes(tensors[name]) / links.bandwidth.T
-        taken = np.where(sent > 0, taken, 0.0)
-        is_serial = cluster.link_model == "serial"
-        return float((taken.sum(axis=1) if is_serial else taken.max(axis=1)).max())
+        sent = (sent * element_bytes(tensors[name]))[None]
+        taken = message_seconds(sent, links.latency.T, links.bandwidth.T, is_serial=is_serial)
+        return float(taken[0])
+
+    def fetching(name: str, regions: np.ndarray) -> float:
+        mine = owned(name)
+        return seconds(name, traffic_of_fetch(regions, mine, same_boxes(mine)))
 
     def owned(name: str) -> np.ndarray:
         found = owned_array(tensors[name].shape or (), sharding.layouts[name], sizes)
@@ -134,7 +137,7 @@ def _moved(
         (
             names.index(name),
             regions.tobytes(),
-            seconds(name, traffic_of_fetch(regions, owned(name))),
+            fetching(name, regions),
         )
         for name, rows in needed(strategies, slots_of(call)).items()
         for regions in rows

@@ -96,10 +96,7 @@ class SecondsObjective:
         latency = self.latency[::stride, ::stride].T
         bandwidth = self.bandwidth[::stride, ::stride].T
         sent = traffic(operand, strategies, owned, axis_sizes) * operand.item / stride
-        with np.errstate(invalid="ignore"):
-            taken = np.where(sent > 0, latency + sent / bandwidth, 0.0)
-        each = taken.sum(axis=-1) if self.is_serial else taken.max(axis=-1)
-        return each.max(axis=-1)
+        return message_seconds(sent, latency, bandwidth, is_serial=self.is_serial)
 
     def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
         """Seconds of the slowest device's local op, for each strategy."""
@@ -194,8 +191,7 @@ def traffic(
     alike = same_boxes(owned)
     copies = alike.sum(axis=-1)
     for regions, new in fetches(strategies, operand):
-        common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
-        sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
+        sent = traffic_of_fetch(regions[:, None], owned[None], alike[None])
         total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
     for output in operand.outputs:
         results = strategies.result(output)
@@ -206,20 +202,42 @@ def traffic(
     return total
 
 
+def message_seconds(
+    sent: Float64[ndarray, "*b n n"],
+    latency: Float64[ndarray, "n n"],
+    bandwidth: Float64[ndarray, "n n"],
+    *,
+    is_serial: bool,
+) -> Float64[ndarray, "*b"]:
+    """Return how long the device waits that waits longest.
+
+    Args:
+        sent: Bytes by receiver and sender.
+        latency: Seconds, likewise.
+        bandwidth: Bytes/s, likewise.
+        is_serial: Whether a device's messages follow each other.
+    """
+    with np.errstate(invalid="ignore"):
+        taken = np.where(sent > 0, latency + sent / bandwidth, 0.0)
+    return (taken.sum(axis=-1) if is_serial else taken.max(axis=-1)).max(axis=-1)
+
+
 def traffic_of_fetch(
-    regions: Int64[ndarray, "n rank 2"], owned: Int64[ndarray, "n rank 2"]
-) -> Float64[ndarray, "n n"]:
+    regions: Int64[ndarray, "*b n rank 2"],
+    owned: Int64[ndarray, "*c n rank 2"],
+    alike: Bool[ndarray, "*c n n"],
+) -> Float64[ndarray, "*d n n"]:
     """Return the elements that are sent for what devices need, by receiver and sender.
 
-    Replicas share the work, as in `traffic`.
+    The leading dims are broadcast against each other.
 
     Args:
         regions: What each of n devices needs of a tensor.
         owned: What each owns of it.
+        alike: Which of them own the same, see `same_boxes`: they share the work.
     """
-    alike = same_boxes(owned)
-    common = common_volumes(regions[:, None], owned[None])
-    return np.where(alike, 0, common) / alike.sum(axis=-1)
+    common = common_volumes(regions[..., :, None, :, :], owned[..., None, :, :, :])
+    return np.where(alike, 0, common) / alike.sum(axis=-1)[..., None, :]
 
 
 def traffic_of_result(

@@ -168,6 +168,9 @@ def kept_tensors(
     return KeptTensors(tracer.calls, values) if values else NOTHING_KEPT
 
 
+_CACHE: Any = functools._lru_cache_wrapper
+
+
 class _Caches:
     """The caches of `functools`, looked for only where there may be others than are known.
 
@@ -194,7 +197,6 @@ class _Caches:
         return known
 
 
-_CACHE: Any = functools._lru_cache_wrapper
 _CACHES = _Caches()
 
 
