@@ -12,11 +12,14 @@ import pytest
 import pardnn
 from pardnn.api.advice import planned
 from pardnn.cluster import Cluster
+from pardnn.cost.costs import preset_costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
+from pardnn.planner.estimate import limit_tried
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.shard.search.baselines import BASELINES, equal_chop
 from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.search.recursion import uniform_starts
@@ -147,3 +150,20 @@ def test_every_cut_algorithm_is_advised_by_itself() -> None:
         limit = int(match[1]) * {"B": 1, "KiB": 1 << 10}[match[2]]
         limited = dataclasses.replace(Cluster.uniform(4, memory=limit))
         planned(graph, limited, options)
+
+
+def test_the_limit_that_is_advised_is_what_the_nearest_plan_needs_or_the_next_one() -> None:
+    """Needed are 100, then 210 bytes; with a tenth spared, that is a limit of 234."""
+    graph = mlp(8, 8, 8, 8)
+    cluster = Cluster.uniform(2, memory=50)
+    problem = Problem(graph, cluster, preset_costs(graph, "k80"), PlanOptions(reserve=0.1))
+    limits: list[int | None] = []
+
+    def tried(limited: Problem) -> tuple[bool, int | None]:
+        limits.append(limited.cluster.devices[1].memory)
+        return (True, None) if limited.capacities[0] == 210 else (False, 210)
+
+    assert limit_tried(problem, 100, tried) == 234
+    assert limits == [112, 234]
+    assert limit_tried(problem, None, tried) is None
+    assert limit_tried(problem, 100, lambda _: (False, 100)) is None

@@ -7,14 +7,15 @@ import pytest
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
-from pardnn.plan.mesh import make_mesh
+from pardnn.plan.mesh import Layout, make_mesh
 from pardnn.plan.plan import planned_graph
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.shard.search.objective_seconds import message_seconds
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
-from testbed.hand_graphs import matmul, mlp
+from testbed.hand_graphs import Steps, matmul, mlp
 
 LATENCY, BANDWIDTH = 1e-3, 1e6
 
@@ -58,3 +59,24 @@ def test_partial_results_are_sent_to_their_owners():
 def test_what_is_whole_sends_nothing():
     sharding = Sharding(make_mesh((2,)), dict.fromkeys("xwy", (None,)), {"y": (None,)})
     assert estimated(matmul(8, 4, 6), sharding).sending == 0
+
+
+def test_a_region_that_two_ops_need_is_fetched_once():
+    steps = Steps()
+    for name in ("x1", "x2"):
+        steps.source(name, (8, 16), "input")
+    steps.source("w", (16, 4))
+    steps.mm("y1", "x1", "w")
+    steps.mm("y2", "x2", "w")
+    layouts: dict[str, Layout] = dict.fromkeys(("x1", "x2", "w", "y1", "y2"), (0,))
+    axes = ("i",)
+    sharding = Sharding(make_mesh((2,)), layouts, {"y1": axes, "y2": axes})
+    once = LATENCY + 16 * 4 * 4 / 2 / BANDWIDTH
+    assert estimated(steps.graph(), sharding).sending == pytest.approx(once)
+
+
+def test_messages_to_one_device_follow_each_other_where_links_are_serial():
+    sent = np.array([[[0, 8, 6], [0, 0, 0], [0, 2.0, 0]]])  # by receiver and sender
+    latency, bandwidth = np.ones((3, 3)), np.full((3, 3), 2.0)
+    assert message_seconds(sent, latency, bandwidth, is_serial=False).tolist() == [5.0]
+    assert message_seconds(sent, latency, bandwidth, is_serial=True).tolist() == [9.0]

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from pardnn.report.explained import LayerRow, LayersExplained
+from pardnn.report.explained_text import explained_text
 from pardnn.report.export.result import CodeResult
 from pardnn.report.results import RunResult, result_to_dict
 from pardnn.report.text import result_text, table
@@ -52,3 +54,29 @@ def test_names_keep_their_ends_on_a_narrow_terminal() -> None:
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert all(name in shown for name in names)
     assert "…" not in shown
+
+
+def shown_layers(*changes: tuple[str, float, int]) -> str:
+    rows = tuple(
+        LayerRow(
+            name=name, ops=1, seconds=(1.0,), held_bytes=(8,), state_bytes=0, sent_bytes=0,
+            half_makespan_s=4.0 + seconds, half_change_s=seconds, half_peak_bytes=(64 + num_bytes,),
+        )
+        for name, seconds, num_bytes in changes
+    )  # fmt: skip
+    found = LayersExplained(
+        subject="layers", devices=("gpu:0",), makespan_s=4.0, peak_bytes=(64,),
+        usable_bytes=(None,), rows=rows, notes=(),
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    console.print(explained_text(found))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_layers_to_make_smaller_are_named_if_that_brings_something() -> None:
+    text = shown_layers(("encoder", -0.5, 0), ("decoder", -0.25, -8))
+    assert "for time, make encoder smaller" in text
+    assert "for memory, decoder" in text
+    text = shown_layers(("encoder", 0.0, 0), ("decoder", 0.25, 8))
+    assert "smaller" not in text
+    assert "for memory" not in text

@@ -110,6 +110,12 @@ def test_cuts_are_not_made_that_cost_too_much(
     assert plan.algorithm not in (*CUTS, *RULES)
 
 
+def test_messages_count_in_the_estimate_of_a_cut() -> None:
+    plan = planned(many_samples, "auto", False)
+    reasons = {tried.algorithm: str(tried.why) for tried in plan.tried}
+    assert "by an estimate" in reasons["megatron"]  # near devices compute as long, and it is made
+
+
 @pytest.mark.parametrize("algorithm", ["tofu", "data-parallel", "zero-1"])
 def test_what_devices_hold_is_known_before_partitioning(algorithm: str) -> None:
     graph = captured(many_samples)
