@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Callable
+from datetime import date
+from datetime import datetime as moment
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -74,6 +77,11 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "hour": lambda: 1.0 + time.time() // 3600 % 24,
     "days": lambda: 1.0 + time.time_ns() // (86400 * 10**9) % 2**20,
     "spent": spent,
+    "now": lambda: 1.0 + moment.now().year,
+    "utc": lambda: 1.0 + datetime.datetime.now(datetime.UTC).timestamp() // 3600,
+    "today": lambda: 1.0 + date.today().toordinal(),
+    "local": lambda: 1.0 + time.localtime().tm_yday,
+    "text": lambda: 1.0 + int(time.strftime("%j")),
 }
 
 
@@ -84,9 +92,36 @@ def test_a_step_that_goes_by_the_clock_is_refused(name: str) -> None:
         stepping(CLOCKS[name])
 
 
-def test_the_time_between_two_lines_may_be_compared() -> None:
+BETWEEN: dict[str, tuple[Callable[[], Any], Any]] = {
+    "monotonic": (time.monotonic, 1000),
+    "datetime": (lambda: moment.now(), datetime.timedelta(seconds=1000)),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_the_time_between_two_lines_may_be_compared(name: str) -> None:
+    clock, long = BETWEEN[name]
+
     def factor() -> float:
-        begun = time.monotonic()
-        return 3.0 if time.monotonic() - begun > 1000 else 2.0
+        begun = clock()
+        return 3.0 if clock() - begun > long else 2.0
+
+    assert stepping(factor).ops
+
+
+def test_a_step_may_make_dates_of_its_own() -> None:
+    """While the clock is set, what stands for the class makes true dates, and knows them."""
+    january, plain = moment(2026, 1, 31), type(moment(2026, 1, 31))
+
+    def factor() -> float:
+        made = january + datetime.timedelta(days=1)
+        assert made == moment.strptime("2026-02-01", "%Y-%m-%d") == moment(2026, 2, 1)
+        assert type(moment(2026, 2, 1)) is plain
+        assert isinstance(january, moment)
+        assert isinstance(january, date)
+        assert issubclass(moment, date)
+        assert time.strftime("%Y", time.gmtime(0)) == "1970"
+        assert moment.fromtimestamp(0, datetime.UTC).year == 1970
+        return 2.0
 
     assert stepping(factor).ops

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import datetime
 import functools
 import io
 import os
@@ -44,7 +45,9 @@ _READS_FOR_USERS = ("torch.serialization", "torch.hub")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 #: Between the clocks of two traces, seconds: 1,157 days, 9 hours and 47 minutes, an odd number.
 APART_S = 100_000_007
-_CLOCKS = ("time", "monotonic", "perf_counter")
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+#: They take the moment that they show, or show the present one: its position among arguments.
+_SHOWN_MOMENT = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 
 
 class Look(NamedTuple):
@@ -127,27 +130,87 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
         functions: The user's, which may have imported a clock by its name.
     """
     with contextlib.ExitStack() as stack:
-        for name in _CLOCKS:
-            for unit, suffix in ((1, ""), (10**9, "_ns")):
-                real = getattr(time, name + suffix)
-                new = _shifted(real, number * APART_S * unit)
-                for function in functions:
-                    space = function.__globals__
-                    named = [key for key in function.__code__.co_names if space.get(key) is real]
-                    for key in named:  # mock.patch.dict would undo all that the step sets
-                        space[key] = new
-                        stack.callback(space.__setitem__, key, real)
-                stack.enter_context(mock.patch.object(time, name + suffix, new))
+        for owner, name, new in _shifted_clocks(number * APART_S):
+            real = getattr(owner, name)
+            for function in functions:
+                space = function.__globals__
+                named = [key for key in function.__code__.co_names if space.get(key) is real]
+                for key in named:  # mock.patch.dict would undo all that the step sets
+                    space[key] = new
+                    stack.callback(space.__setitem__, key, real)
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield
 
 
-def _shifted(real: Callable[[], Any], by: int) -> Callable[[], Any]:
+def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """Yield what tells the time, by module and name, and what tells it `by_s` seconds later."""
+    is_asked = _asked_by_user()
+    for name in _CLOCKS:
+        yield time, name, _later(getattr(time, name), by_s, is_asked)
+        yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), by_s * 10**9, is_asked)
+    for name, position in _SHOWN_MOMENT.items():
+        yield time, name, _showing(getattr(time, name), position, by_s, is_asked)
+    for real in (datetime.datetime, datetime.date):
+        yield datetime, real.__name__, _later_dates(real, by_s, is_asked)
+
+
+def _asked_by_user() -> Callable[[], bool]:
+    """Return what tells whether the caller of its caller is the user's code, in this thread."""
     thread = threading.get_ident()
 
-    @functools.wraps(real)
-    def shifted() -> Any:
-        if threading.get_ident() != thread or is_library_file(sys._getframe(1).f_code.co_filename):
-            return real()
-        return real() + by
+    def is_asked() -> bool:
+        is_library = is_library_file(sys._getframe(2).f_code.co_filename)
+        return threading.get_ident() == thread and not is_library
 
-    return shifted
+    return is_asked
+
+
+def _later(real: Callable[[], Any], by: Any, is_asked: Callable[[], bool]) -> Callable[[], Any]:
+    @functools.wraps(real)
+    def later() -> Any:
+        return real() + by if is_asked() else real()
+
+    return later
+
+
+def _showing(
+    real: Callable[..., Any], position: int, by_s: int, is_asked: Callable[[], bool]
+) -> Callable[..., Any]:
+    now, as_tuple = time.time, real.__name__ in ("asctime", "strftime")
+    local = time.localtime
+
+    @functools.wraps(real)
+    def showing(*args: Any) -> Any:
+        if len(args) == position and is_asked():
+            moment = now() + by_s
+            args = (*args, local(moment) if as_tuple else moment)
+        return real(*args)
+
+    return showing
+
+
+def _later_dates(real: type[Any], by_s: int, is_asked: Callable[[], bool]) -> type[Any]:
+    """Return what stands for the class `real` and makes its objects; only its present is later."""
+
+    class Stand(type(real)):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return real(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, real)
+
+        def __subclasscheck__(cls, subclass: type[Any]) -> bool:
+            return issubclass(subclass, real)
+
+        def __getattribute__(cls, name: str) -> Any:
+            member = getattr(real, name)
+            if name not in ("now", "utcnow", "today"):
+                return member
+
+            def later(*args: Any, **kwargs: Any) -> Any:
+                moment = member(*args, **kwargs)
+                return moment + datetime.timedelta(seconds=by_s) if is_asked() else moment
+
+            return later
+
+    return Stand(real.__name__, (real,), {})
