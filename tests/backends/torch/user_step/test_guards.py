@@ -14,6 +14,7 @@ from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.sources import batch_indices
+from tests.backends.torch.user_step import settings
 
 
 class Mode(enum.Enum):
@@ -362,3 +363,41 @@ def test_a_replaced_function_is_named_without_its_address():
     assert "model.weigh" in told
     assert "method sqrt of type object" in told
     assert "0x" not in told
+
+
+def whole_name(model: Any, x: torch.Tensor) -> Any:
+    import tests.backends.torch.user_step.settings
+
+    return model(x).sum() * tests.backends.torch.user_step.settings.FACTOR
+
+
+def from_package(model: Any, x: torch.Tensor) -> Any:
+    from tests.backends.torch.user_step import settings
+
+    return model(x).sum() * settings.FACTOR
+
+
+def relative(model: Any, x: torch.Tensor) -> Any:
+    from . import settings  # noqa: TID252
+
+    return model(x).sum() * settings.FACTOR
+
+
+def by_value(model: Any, x: torch.Tensor) -> Any:
+    def factor() -> float:
+        from .settings import FACTOR  # noqa: TID252
+
+        return FACTOR
+
+    return model(x).sum() * factor()
+
+
+@pytest.mark.parametrize("step", [whole_name, from_package, relative, by_value])
+def test_a_module_that_the_step_imports_in_its_body_is_watched(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = (Net(), torch.ones(2, 4))
+    step(*args)
+    guards = Guards(step, args, (1,))
+    monkeypatch.setattr(settings, "FACTOR", 2.0)
+    assert [change.name.rpartition(".")[2] for change in guards.changes({1: args[1]})] == ["FACTOR"]

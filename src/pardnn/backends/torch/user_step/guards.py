@@ -57,7 +57,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 )
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
 from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
-from pardnn.backends.torch.user_step.used_names import used_names
+from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
 _BOUND = (
@@ -352,6 +352,7 @@ class Guards:
         kept = sorted(key for key in used if (id(namespace), key) not in self._written)
         self._guards.append(ItemGuard("", namespace, kept))
         yield from ((key, namespace[key]) for key in kept)
+        yield from imported_modules(function)
 
 
 def _any_key(_key: Any) -> bool:

@@ -17,7 +17,9 @@ Source: Bacon and Sweeney, "Fast Static Analysis of C++ Virtual Function Calls",
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -139,11 +141,33 @@ class _Search:
             self.found.functions.append(function)
             self.found.of_users |= mentioned
             self.found.is_open |= not _COMPUTED_NAMES.isdisjoint(mentioned)
+            for _, module in imported_modules(function):
+                self._follow(module)
         elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
             return
         for name in mentioned:
             if name in function.__globals__:
                 self._follow(function.__globals__[name])
+
+
+def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:
+    """Yield the modules that a function imports in its own body, by name, once they are loaded."""
+    package = function.__globals__.get("__package__") or ""
+    for name in _imported_names(function.__code__):
+        # Of `from . import a` the code keeps "" and "a": the module is the package itself.
+        for full in dict.fromkeys([name, f"{package}.{name}".strip(".")]):
+            module = sys.modules.get(full)
+            if isinstance(module, types.ModuleType):
+                yield full, module
+
+
+@functools.cache
+def _imported_names(code: types.CodeType) -> tuple[str, ...]:
+    found = [i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"]
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return tuple(
+        dict.fromkeys([*found, *(name for each in inner for name in _imported_names(each))])
+    )
 
 
 def _is_users_helper(value: Any) -> bool:
