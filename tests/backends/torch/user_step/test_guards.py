@@ -401,3 +401,31 @@ def test_a_module_that_the_step_imports_in_its_body_is_watched(
     guards = Guards(step, args, (1,))
     monkeypatch.setattr(settings, "FACTOR", 2.0)
     assert [change.name.rpartition(".")[2] for change in guards.changes({1: args[1]})] == ["FACTOR"]
+
+
+SCALE = 1.0
+
+
+def in_a_generator(model: Any, x: torch.Tensor) -> Any:
+    return sum(each * SCALE for each in [model(x).sum()])
+
+
+def in_a_lambda(model: Any, x: torch.Tensor) -> Any:
+    return max([model(x).sum()], key=lambda each: each * SCALE)
+
+
+def in_a_function(model: Any, x: torch.Tensor) -> Any:
+    def weigh(total: Any) -> Any:
+        return [each * SCALE for each in [total]]
+
+    return weigh(model(x).sum())[0]
+
+
+@pytest.mark.parametrize("step", [in_a_generator, in_a_lambda, in_a_function])
+def test_globals_that_inner_code_reads_are_watched(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = (Net(), torch.ones(2, 4))
+    guards = Guards(step, args, (1,))
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert [change.name for change in guards.changes({1: args[1]})] == ["SCALE"]

@@ -53,6 +53,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     argument_names,
     dotted,
     is_library_file,
+    names_in,
     walk_objects,
 )
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
@@ -342,7 +343,7 @@ class Guards:
                 yield key, value
         if is_library_file(function.__code__.co_filename):
             return
-        used = {name for name in function.__code__.co_names if name in function.__globals__}
+        used = {name for name in names_in(function.__code__) if name in function.__globals__}
         name = function.__name__
         self._rebindable(name, function, ("__defaults__", "__kwdefaults__"))
         defaults = (function.__defaults__ or (), *(function.__kwdefaults__ or {}).values())

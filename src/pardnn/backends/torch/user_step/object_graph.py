@@ -296,7 +296,7 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.contents.append((named.name, function, dict(function.__dict__)))
     for key, item in list(function.__dict__.items()):
         yield named.child(key, item, function)
-    for key in _global_names(function.__code__):
+    for key in names_in(function.__code__):
         if key in function.__globals__:
             item = function.__globals__[key]
             objects.contents.append((key, GlobalName(function.__globals__, key), item))
@@ -304,12 +304,17 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             yield entry._replace(name=key, value=item, slot=slot)
 
 
-def _global_names(code: types.CodeType) -> list[str]:
-    names = dict.fromkeys(code.co_names)
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the lambdas, generators and functions in it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= dict.fromkeys(_global_names(constant))
-    return list(names)
+            yield from codes_of(constant)
+
+
+def names_in(code: types.CodeType) -> list[str]:
+    """Return the globals and attributes that a function names, those of inner functions last."""
+    return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
 
 
 @functools.cache

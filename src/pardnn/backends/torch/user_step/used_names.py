@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.backends.torch.user_step.object_graph import codes_of, is_library_file
 
 #: Methods that run without being named.
 _IMPLICIT = frozenset({"forward"})
@@ -163,11 +163,8 @@ def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.
 
 @functools.cache
 def _imported_names(code: types.CodeType) -> tuple[str, ...]:
-    found = [i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"]
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return tuple(
-        dict.fromkeys([*found, *(name for each in inner for name in _imported_names(each))])
-    )
+    found = (at for each in codes_of(code) for at in dis.get_instructions(each))
+    return tuple(dict.fromkeys(at.argval for at in found if at.opname == "IMPORT_NAME"))
 
 
 def _is_users_helper(value: Any) -> bool:
@@ -192,15 +189,14 @@ def _runs(name: str) -> bool:
 
 
 def _mentioned(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    yield from code.co_varnames
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _mentioned(constant)
-        elif isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from (item for item in constant if isinstance(item, str))
+    for each in codes_of(code):
+        yield from each.co_names
+        yield from each.co_varnames
+        for constant in each.co_consts:
+            if isinstance(constant, str):
+                yield constant
+            elif isinstance(constant, tuple):
+                yield from (item for item in constant if isinstance(item, str))
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import email.utils
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import date
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.numbers.outside_reads import APART_S, clock_set
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import small
 
@@ -82,6 +85,13 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "today": lambda: 1.0 + date.today().toordinal(),
     "local": lambda: 1.0 + time.localtime().tm_yday,
     "text": lambda: 1.0 + int(time.strftime("%j")),
+    "inner": lambda: float(sum(moment.now().year for _ in "ab")),
+    "none": lambda: 1.0 + time.localtime(None).tm_yday,
+    "greenwich": lambda: 1.0 + time.gmtime().tm_yday,
+    "old text": lambda: float(time.ctime()[-4:]),
+    "tuple": lambda: float(time.asctime()[-4:]),
+    "process": lambda: 1.0 + time.process_time() // 3600,
+    "thread": lambda: 1.0 + time.thread_time() // 3600,
 }
 
 
@@ -125,3 +135,16 @@ def test_a_step_may_make_dates_of_its_own() -> None:
         return 2.0
 
     assert stepping(factor).ops
+
+
+def test_other_threads_and_libraries_see_the_true_time() -> None:
+    seen: list[float] = []
+    with clock_set(3, []):
+        other = threading.Thread(target=lambda: seen.append(time.time()))
+        other.start()
+        other.join()
+        seen.append(email.utils.parsedate_to_datetime(email.utils.formatdate()).timestamp())
+        later = time.time()
+    now = time.time()
+    assert all(abs(each - now) < 1000 for each in seen)
+    assert abs(later - now - 3 * APART_S) < 1000

@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterable, Iterator
 
 from pardnn.backends.torch.capture.source_location import shown_path
+from pardnn.backends.torch.user_step.object_graph import codes_of
 
 _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"})
 _DELETES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"})
@@ -42,7 +43,8 @@ class Stores:
         self._is_open = False
         for function in functions:
             module = function.__module__ or ""
-            self._read(function.__code__, module)
+            for code in codes_of(function.__code__):
+                self._read(code, module)
 
     def has(self, name: str) -> bool:
         """Whether the user's code may write what has a name, a path in the step's objects."""
@@ -63,9 +65,6 @@ class Stores:
                 self._lines.setdefault(name, f"{path}:{line}")
             self._is_open |= at.argval in _COMPUTED if isinstance(at.argval, str) else False
             before = [*before[-2:], at]
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._read(constant, module)
 
 
 def _written(at: dis.Instruction, before: list[dis.Instruction]) -> Iterator[str]:

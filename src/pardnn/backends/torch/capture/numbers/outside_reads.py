@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.backends.torch.user_step.object_graph import is_library_file, names_in
 
 #: All that reads or writes a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
@@ -130,15 +130,17 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
         functions: The user's, which may have imported a clock by its name.
     """
     with contextlib.ExitStack() as stack:
-        for owner, name, new in _shifted_clocks(number * APART_S):
-            real = getattr(owner, name)
-            for function in functions:
-                space = function.__globals__
-                named = [key for key in function.__code__.co_names if space.get(key) is real]
-                for key in named:  # mock.patch.dict would undo all that the step sets
-                    space[key] = new
-                    stack.callback(space.__setitem__, key, real)
+        clocks = list(_shifted_clocks(number * APART_S))
+        shifted = {id(getattr(owner, name)): new for owner, name, new in clocks}
+        for owner, name, new in clocks:
             stack.enter_context(mock.patch.object(owner, name, new))
+        for function in functions:
+            space = function.__globals__
+            for key in names_in(function.__code__):
+                real = space.get(key)
+                if id(real) in shifted:  # mock.patch.dict would undo all that the step sets
+                    space[key] = shifted[id(real)]
+                    stack.callback(space.__setitem__, key, real)
         yield
 
 
@@ -181,9 +183,10 @@ def _showing(
 
     @functools.wraps(real)
     def showing(*args: Any) -> Any:
-        if len(args) == position and is_asked():
+        is_now = len(args) == position or (args == (None,) and not as_tuple)
+        if is_now and is_asked():
             moment = now() + by_s
-            args = (*args, local(moment) if as_tuple else moment)
+            args = (*args[:position], local(moment) if as_tuple else moment)
         return real(*args)
 
     return showing

@@ -29,6 +29,7 @@ from pardnn.backends.torch.ops.host_scalars import (
     choose,
     node_of,
 )
+from pardnn.backends.torch.user_step.object_graph import names_in
 
 
 @contextlib.contextmanager
@@ -63,7 +64,7 @@ def numbers_told(functions: Iterable[types.FunctionType]) -> Iterator[None]:
     Args:
         functions: The user's, which may run.
     """
-    asking = (each for each in functions if "isinstance" in each.__code__.co_names)
+    asking = (each for each in functions if "isinstance" in names_in(each.__code__))
     namespaces = {id(each.__globals__): each.__globals__ for each in asking}.values()
     changed = [each for each in namespaces if "isinstance" not in each]
     for namespace in changed:
