@@ -14,7 +14,7 @@ from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.sources import batch_indices
-from tests.backends.torch.user_step import settings
+from tests.backends.torch.user_step import settings as watched  # under a name of no step's
 
 
 class Mode(enum.Enum):
@@ -392,6 +392,12 @@ def by_value(model: Any, x: torch.Tensor) -> Any:
     return model(x).sum() * factor()
 
 
+def by_a_function(model: Any, x: torch.Tensor) -> Any:
+    from tests.backends.torch.user_step.settings import weighed
+
+    return weighed(model(x).sum())
+
+
 @pytest.mark.parametrize("step", [whole_name, from_package, relative, by_value])
 def test_a_module_that_the_step_imports_in_its_body_is_watched(
     step: Any, monkeypatch: pytest.MonkeyPatch
@@ -399,8 +405,16 @@ def test_a_module_that_the_step_imports_in_its_body_is_watched(
     args = (Net(), torch.ones(2, 4))
     step(*args)
     guards = Guards(step, args, (1,))
-    monkeypatch.setattr(settings, "FACTOR", 2.0)
+    monkeypatch.setattr(watched, "FACTOR", 2.0)
     assert [change.name.rpartition(".")[2] for change in guards.changes({1: args[1]})] == ["FACTOR"]
+
+
+def test_what_an_imported_function_alone_reads_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (Net(), torch.ones(2, 4))
+    guards = Guards(by_a_function, args, (1,))
+    monkeypatch.setattr(watched.OPTIONS, "special", 2.0)
+    name = "tests.backends.torch.user_step.settings.OPTIONS.special"
+    assert [change.name for change in guards.changes({1: args[1]})] == [name]
 
 
 SCALE = 1.0

@@ -32,7 +32,7 @@ from pardnn.backends.torch.user_step.held_numbers import place
 from pardnn.backends.torch.user_step.object_graph import (
     ObjectGraph,
     dotted,
-    is_library_file,
+    is_library_module,
     walk_objects,
 )
 from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
@@ -255,7 +255,7 @@ def _value(content: Any, places: Mapping[str, Slot]) -> Any:
 
 def _class_at(reference: Reference, places: Mapping[str, Slot], name: str = "") -> type:
     held = places[_key(reference)].get()
-    if isinstance(held, types.ModuleType) and not is_library_file(held.__file__ or "<"):
+    if isinstance(held, types.ModuleType) and not is_library_module(held):
         held = vars(held).get(name)
     return held if isinstance(held, type) else type(held)
 

@@ -53,6 +53,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     argument_names,
     dotted,
     is_library_file,
+    is_library_module,
     names_in,
     walk_objects,
 )
@@ -387,7 +388,7 @@ def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
 def _is_users_code(value: Any) -> bool:
     """Whether a class or module is defined in the user's files, not in a library."""
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
-    return module is not None and not is_library_file(getattr(module, "__file__", None) or "<")
+    return not is_library_module(module)
 
 
 def _unread_arguments(step: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:

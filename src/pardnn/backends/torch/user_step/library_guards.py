@@ -10,7 +10,7 @@ import types
 from collections.abc import Collection, Sequence
 
 from pardnn.backends.torch.user_step.item_guards import ItemGuard
-from pardnn.backends.torch.user_step.object_graph import dotted, is_library_file
+from pardnn.backends.torch.user_step.object_graph import dotted, is_library_module
 
 
 def library_guards(
@@ -43,4 +43,4 @@ def library_guards(
 
 def _is_library(value: object) -> bool:
     is_module = isinstance(value, types.ModuleType)
-    return is_module and is_library_file(getattr(value, "__file__", None) or "<")
+    return is_module and is_library_module(value)

@@ -327,6 +327,12 @@ def is_library_file(filename: str) -> bool:
     return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
 
 
+def is_library_module(module: Any) -> bool:
+    """Whether a module, or a folder of modules without a file of its own, is of a library."""
+    files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return is_library_file(next((each for each in files if each), "<"))
+
+
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
 
 

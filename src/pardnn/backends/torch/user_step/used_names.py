@@ -27,7 +27,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import codes_of, is_library_file
+from pardnn.backends.torch.user_step.object_graph import (
+    codes_of,
+    is_library_file,
+    is_library_module,
+)
 
 #: Methods that run without being named.
 _IMPLICIT = frozenset({"forward"})
@@ -98,7 +102,7 @@ class _Search:
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
-            if not is_library_file(getattr(value, "__file__", None) or "<"):
+            if not is_library_module(value):
                 self._modules[id(value)] = value
         else:
             self._add_class(type(value))

@@ -82,6 +82,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "spent": spent,
     "now": lambda: 1.0 + moment.now().year,
     "utc": lambda: 1.0 + datetime.datetime.now(datetime.UTC).timestamp() // 3600,
+    "utcnow": lambda: 1.0 + moment.utcnow().year,
     "today": lambda: 1.0 + date.today().toordinal(),
     "local": lambda: 1.0 + time.localtime().tm_yday,
     "text": lambda: 1.0 + int(time.strftime("%j")),
@@ -95,6 +96,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 @pytest.mark.parametrize("name", CLOCKS)
 def test_a_step_that_goes_by_the_clock_is_refused(name: str) -> None:
     STATE.begun, STATE.spent = perf_counter(), 0.0

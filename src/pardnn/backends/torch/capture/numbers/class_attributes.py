@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph, is_library_file
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph, is_library_module
 
 _CONTAINERS = (list, dict, set, deque)
 #: Attributes by class: each with its value, and what a container holds.
@@ -75,7 +75,7 @@ def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
 
 def _is_users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
-    return not is_library_file(getattr(module, "__file__", None) or "<")
+    return not is_library_module(module)
 
 
 def _held(kind: type) -> dict[str, tuple[Any, Any]]:
