@@ -71,8 +71,8 @@ class GrantedValues:
             numbers: Of the batch, by name; all others are read where they are held.
         """
         self._read = None
-        versions, tags = self._versions, None
-        if versions is not None and not versions.differ(tags := versions.read()):
+        versions = self._versions
+        if versions is not None and not versions.differ():
             self._read = self._at_versions
             return
         for name in self._of_batch:
@@ -95,8 +95,8 @@ class GrantedValues:
         yield from found
         if not found:
             self._read = read
-            if versions is not None and tags is not None:
-                versions.accept(tags)
+            if versions is not None:
+                versions.accept()
                 self._at_versions = read
 
     def _setting_changes(self) -> list[Change]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import locale
 import operator
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,7 +101,8 @@ class ContentGuards:
         for name, value, then in self._guards:
             if content_of(value) != then:
                 kind = type(value).__name__
-                yield Change(name, f"a {kind}", f"a {kind} of other content")
+                other = "order" if isinstance(value, OrderedDict) else "content"
+                yield Change(name, f"a {kind}", f"a {kind} of other {other}")
 
 
 def has_content(value: Any) -> bool:
@@ -107,7 +111,9 @@ def has_content(value: Any) -> bool:
 
 
 def content_of(value: Any) -> Any:
-    """Return what is compared of a value with content."""
+    """Return what is compared of a value with content; of an ordered dictionary, the order."""
+    if isinstance(value, OrderedDict):
+        return list(value)
     if not isinstance(value, np.ndarray):
         return frozenset(value) if isinstance(value, set) else bytes(value)
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
@@ -133,6 +139,40 @@ def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
         for name in sorted(filter(_is_encodable, names)):
             if name.isupper() or name in os.environ:
                 yield f"os.environ[{name!r}]", functools.partial(os.environ.get, name)
+
+
+def _folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # removed by others
+        return None
+
+
+#: What is set for a whole process by a function, and read by another of this name.
+_PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
+    "cpu_count": os.cpu_count,
+    "cwd": _folder,
+    "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "get_num_interop_threads": torch.get_num_interop_threads,
+    "get_num_threads": torch.get_num_threads,
+    "getcwd": _folder,
+    "getlocale": locale.getlocale,
+    "getrecursionlimit": sys.getrecursionlimit,
+    "getswitchinterval": sys.getswitchinterval,
+    "initial_seed": torch.initial_seed,
+}
+
+
+def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the settings of the process that code asks for, and what returns each.
+
+    Args:
+        names: That the user's code mentions.
+    """
+    for name, get in _PROCESS_SETTINGS.items():
+        if name in names:
+            yield f"{name}()", get
 
 
 def _is_encodable(name: str) -> bool:

@@ -37,27 +37,20 @@ class DictVersions:
     def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
         self._holders = list(holders)
         self._words = Words(np.array(list(map(id, self._holders)), dtype=np.int64) + _OFFSET)
-        self.accept(np.zeros(len(self._holders), dtype=np.uint64))  # no tag is 0
+        self._known = bytes(self._words.found)  # zeros; no tag is 0
 
-    def read(self) -> np.ndarray:
-        """Return the tags as they are now, one a holder."""
-        return self._words.read()
+    def differ(self) -> bool:
+        """Look at the tags; return whether any is another one than when accepted last."""
+        return self._words.read() != self._known
 
-    def differ(self, tags: np.ndarray) -> bool:
-        """Whether any of the tags is another one than when they were accepted last."""
-        return tags.tobytes() != self._known_bytes
+    def changed(self) -> tuple[int, ...]:
+        """Return the indices of the holders whose tags differed at the last look."""
+        known = np.frombuffer(self._known, dtype=np.uint64)
+        return tuple((self._words.found != known).nonzero()[0].tolist())
 
-    def changed(self, tags: np.ndarray) -> tuple[int, ...]:
-        """Return the indices of the holders whose tags are others than when accepted last.
-
-        Args:
-            tags: Of `read`.
-        """
-        return tuple((tags != self._known).nonzero()[0].tolist())
-
-    def accept(self, tags: np.ndarray) -> None:
-        """Take the dictionaries for known as they were when `tags` were read."""
-        self._known, self._known_bytes = tags, tags.tobytes()
+    def accept(self) -> None:
+        """Take the dictionaries for known as they were at the last look."""
+        self._known = bytes(self._words.found)
 
 
 def _has_tags() -> bool:

@@ -24,7 +24,7 @@ from pardnn.backends.torch.user_step.object_graph import dotted
 def tensors_of_groups(
     path: str, optimizer: torch.optim.Optimizer
 ) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
-    """Return guards on the tensors of all groups: on their identity, and on what kind they are.
+    """Return guards on the tensors of all groups: on which they are, and on what kind they are.
 
     Args:
         path: Dotted path to the optimizer.
@@ -37,10 +37,9 @@ def tensors_of_groups(
     guards, kinds = [], []
     for name, group in named.items():
         keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
-        if keys:
-            shared = [key for key in keys if count[id(group[key])] > 1]
-            guards.append(ItemGuard(name, group, shared))
-            kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
+        shared = [key for key in keys if count[id(group[key])] > 1]
+        guards.append(ItemGuard(name, group, ["params", *shared]))
+        kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
     return guards, kinds
 
 

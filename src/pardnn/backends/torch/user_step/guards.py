@@ -15,41 +15,40 @@ Complexity: O(values guarded); `python -m bench guards` measures a call for a GP
 
 from __future__ import annotations
 
+import collections
 import contextvars
-import dataclasses
-import dis
 import functools
+import gc
 import sys
 import types
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_object
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
     ContentGuards,
     ModeGuards,
     environment,
     has_content,
+    process_settings,
     reads_environment,
     shared_values,
 )
 from pardnn.backends.torch.user_step.group_guards import tensors_of_groups
 from pardnn.backends.torch.user_step.item_guards import (
-    ABSENT,
     VALUES,
     AttributeGuards,
     Change,
     ItemGuard,
     Snapshot,
-    differ,
-    holding,
     items_by_key,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import (
+    PLAIN,
     argument_names,
     dotted,
     is_library_file,
@@ -58,7 +57,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
 )
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
-from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
+from pardnn.backends.torch.user_step.slots import slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -68,16 +67,13 @@ _BOUND = (
     torch.optim.lr_scheduler.ReduceLROnPlateau,
     torch.amp.GradScaler,
 )
-_CLOSED_PACKAGES = frozenset({
-    "builtins", "collections", "logging", "numpy", "pardnn", "random", "threading", "torch",
-    "typing",
-    "weakref",
-})  # fmt: skip
 #: Functions that run at a step without being named by it.
 _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
+#: Their items lie in what an attribute holds.
+_HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -105,7 +101,7 @@ class Guards:
         live: Collection[str] = (),
         filled: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        self._written, self._live, self._filled, self._left = written, live, filled, left
+        self._written, self._left = written, left
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
@@ -117,6 +113,8 @@ class Guards:
         else:
             for name, get in shared_values(self._used.names):
                 self._attributes.add(name, get)
+        for name, get in process_settings(self._used.of_users):
+            self._attributes.add(name, get)
         self._contents, self._modes = ContentGuards(), ModeGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
@@ -132,14 +130,12 @@ class Guards:
         self._guards += library_guards(self._used.functions, self._used.of_users)
         self._snapshot = Snapshot(self._guards)
         self._of_parameters = ParameterGuards(self._parameters)
-        self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
-        self._names = names
-        self._ignored = _unread_arguments(step, names)
+        self._of_batch = BatchGuards(step, names, self._used, written, live, filled)
+        self._of_batch.hold({i: arguments[i] for i in batch})
 
     def ignores(self, name: str) -> bool:
         """Whether an item of the batch lies in what the step's code never reads."""
-        unread = [*self._ignored, *self._filled]
-        return any(name == each or name.startswith(f"{each}.") for each in unread)
+        return self._of_batch.ignores(name)
 
     def changes(self, batch: dict[int, Any]) -> list[Change]:
         """Return what differs from the capture, in the order of the walk.
@@ -155,62 +151,8 @@ class Guards:
         found += self._attributes.changes()
         found += self._contents.changes()
         found += self._of_parameters.changes()
-        for i, value in batch.items():
-            if not isinstance(value, torch.Tensor):
-                found += self._batch_changes(i, value)
+        found += self._of_batch.changes(batch)
         return found
-
-    def _batch_changes(self, index: int, value: Any) -> Iterator[Change]:
-        if self._names[index] in self._ignored:
-            return
-        then, now = self._batch_then[index], self._batch_values(self._names[index], value)
-        for name in dict.fromkeys([*then, *now]):
-            if differ(now.get(name, ABSENT), then.get(name, ABSENT)):
-                yield Change(name, then.get(name), now.get(name))
-
-    def _batch_values(self, name: str, value: Any) -> dict[str, Any]:
-        """Return the plain values of a batch by path, without the numbers that stay live."""
-        found: dict[str, Any] = {}
-        stack = [(name, value, True)]
-        while stack:
-            path, at, is_live = stack.pop()
-            is_read = isinstance(at, float) or path in self._live
-            if isinstance(at, torch.Tensor) or (is_live and is_read) or path in self._filled:
-                continue
-            if isinstance(at, VALUES):
-                found[path] = at
-            elif isinstance(at, dict | tuple | list | deque):
-                items = list(at.items() if isinstance(at, dict) else enumerate(at))
-                stack += self._unwritten(path, at, items, is_live, found)
-            elif _is_users_object(at):
-                # Numbers of plain objects are no sources of the graph; those of dataclasses are.
-                is_live = is_live and dataclasses.is_dataclass(at)
-                for holder, attributes in _attributes(at):
-                    items = [(k, item) for k, item in attributes.items() if k in self._used]
-                    stack += self._unwritten(path, holder, items, is_live, found)
-        return found
-
-    def _unwritten(
-        self,
-        path: str,
-        holder: Any,
-        items: list[tuple[Any, Any]],
-        is_live: bool,
-        found: dict[str, Any],
-    ) -> list[tuple[str, Any, bool]]:
-        """Return path and value of the items that the step itself does not change.
-
-        Args:
-            path: To the holder.
-            holder: Of the items; if the step changes one, it has to be the same at each call.
-            items: By key.
-            is_live: Whether numbers among them are read at every call.
-            found: Is given the holder.
-        """
-        rest = [(k, x) for k, x in items if (id(holder), k) not in self._written]
-        if len(rest) < len(items):
-            found[path] = holding(holder)
-        return [(dotted(path, key), item, is_live) for key, item in rest]
 
     def _walk(self, name: str, start: Any) -> None:
         stack = [(name, start)]
@@ -229,10 +171,14 @@ class Guards:
             return
         elif isinstance(value, torch.nn.Module):
             yield from self._module(path, value)
-        elif isinstance(value, dict | list | deque):
+        elif isinstance(value, dict | list | collections.deque):
             yield from self._container(path, value, _any_key)
+            if isinstance(value, collections.OrderedDict) and all(map(_is_plain, value)):
+                self._contents.add(path, value)  # `move_to_end` is no change of an item
         elif has_content(value):
             self._contents.add(path, value)
+        elif isinstance(value, types.MappingProxyType):
+            yield path, gc.get_referents(value)[0]
         elif isinstance(value, contextvars.ContextVar):
             get = functools.partial(value.get, None)
             self._attributes.add(f"{path}.get()", get)
@@ -246,7 +192,10 @@ class Guards:
         elif isinstance(value, type | types.ModuleType):
             if _is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
-        elif _is_users_object(value):
+                yield type(value).__name__, type(value)
+        elif isinstance(value, _HOLDERS):
+            yield from self._container(path, vars(value), _any_key)
+        elif is_users_object(value):
             if hasattr(value, "__dict__"):
                 yield from self._container(path, value.__dict__, self._used.__contains__)
             yield from self._slotted(path, value)
@@ -357,6 +306,10 @@ class Guards:
         yield from imported_modules(function)
 
 
+def _is_plain(key: Any) -> bool:
+    return isinstance(key, PLAIN)
+
+
 def _any_key(_key: Any) -> bool:
     return True
 
@@ -372,29 +325,7 @@ def _own_step(optimizer: torch.optim.Optimizer) -> Any:
     return None if step is type(optimizer).step else step
 
 
-def _is_users_object(value: Any) -> bool:
-    package = type(value).__module__.partition(".")[0]
-    return has_attributes(value) and package not in _CLOSED_PACKAGES
-
-
-def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Yield what holds attributes, as `held_numbers.place` has it, and these by name."""
-    if hasattr(value, "__dict__"):
-        yield value.__dict__, value.__dict__
-    keys = [key for key in slots_of_class(type(value)) if hasattr(value, key)]
-    yield value, {key: getattr(value, key) for key in keys}
-
-
 def _is_users_code(value: Any) -> bool:
     """Whether a class or module is defined in the user's files, not in a library."""
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
     return not is_library_module(module)
-
-
-def _unread_arguments(step: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
-    """Return the arguments that the step's own code never reads, such as a batch number."""
-    code = getattr(step, "__code__", None)
-    if code is None:
-        return frozenset()
-    loaded = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")}
-    return frozenset(name for name in names if name in code.co_varnames and name not in loaded)

@@ -51,7 +51,7 @@ class ItemGuard:
         left: What else the step may find under keys: what it leaves there itself.
     """
 
-    __slots__ = ("get", "holder", "is_used", "keys", "left", "name", "size", "then")
+    __slots__ = ("get", "holder", "is_used", "is_whole", "keys", "left", "name", "size", "then")
 
     def __init__(
         self,
@@ -63,6 +63,13 @@ class ItemGuard:
     ) -> None:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
         self.size = len(holder)
+        # Whether all items of a dictionary are compared, in this order, and new ones are changes.
+        self.is_whole = (
+            isinstance(holder, dict)
+            and is_used is not None
+            and 0 < self.size == len(self.keys)
+            and all(map(operator.is_, dict.keys(holder), self.keys))
+        )
         # An itemgetter of one key would not return a tuple.
         self.get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
         self.then = self.get(holder)[:-1] if self.get else ()
@@ -80,16 +87,20 @@ class ItemGuard:
         ]
         if not found:
             self._renew(items)
-        if self.is_used is None or len(items) == self.size:
+        if self.is_used is None:
             return found
         if isinstance(self.holder, list | deque):
-            return [*found, Change(f"len({self.name})", self.size, len(items))]
+            if len(items) != self.size:
+                found.append(Change(f"len({self.name})", self.size, len(items)))
+            return found
         known = set(self.keys)
         found += [
             Change(_item_name(self.name, key), None, item)
             for key, item in items.items()
             if key not in known and self.is_used(key)
         ]
+        if not found and items.keys() == known and any(map(differ, items, self.keys)):
+            found.append(Change(f"the order of {self.name}", "that of capture", "another"))
         self.size = self.size if found else len(items)
         return found
 
@@ -99,12 +110,6 @@ class ItemGuard:
             items[key] if isinstance(then, VALUES) else then
             for key, then in zip(self.keys, self.then, strict=True)
         )
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all items of a dictionary are compared, and new ones are changes."""
-        is_dict = isinstance(self.holder, dict) and self.is_used is not None
-        return is_dict and bool(self.keys) and self.holder.keys() == set(self.keys)
 
 
 class _Held:
@@ -202,6 +207,8 @@ class Snapshot:
 
     def __init__(self, guards: Sequence[ItemGuard]) -> None:
         tagged = [guard for guard in guards if HAS_TAGS and isinstance(guard.holder, dict)]
+        # From low to high addresses, a page of memory is come to once.
+        tagged.sort(key=lambda guard: id(guard.holder))
         is_tagged = set(map(id, tagged))
         self._untagged = _Items([guard for guard in guards if id(guard) not in is_tagged])
         self._tagged, self._versions = tagged, DictVersions([guard.holder for guard in tagged])
@@ -211,16 +218,15 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Whether every guarded item is the object that it was, and no container grew."""
-        # Read before anything is compared, so that no change is taken for known.
-        tags = self._versions.read()
-        if self._versions.differ(tags):
-            changed = self._versions.changed(tags)
+        # Looked at before anything is compared, so that no change is taken for known.
+        if self._versions.differ():
+            changed = self._versions.changed()
             if changed != self._changed:
                 self._changed = changed
                 self._of_changed = _Items([self._tagged[index] for index in changed])
             if not self._of_changed.hold():
                 return False
-            self._versions.accept(tags)
+            self._versions.accept()
         return self._untagged.hold()
 
 
@@ -237,14 +243,9 @@ class _Items:
         self._sizes = [guard.size for guard in sized if guard.size]
         whole = [guard for guard in guards if guard.is_whole]
         self._whole = [guard.holder for guard in whole]
-        # In the order of the dictionary: an OrderedDict has another one besides.
-        self._whole_keys = [key for holder in self._whole for key in dict.keys(holder)]
-        held = (dict(zip(guard.keys, guard.then, strict=True)) for guard in whole)
-        self._whole_then = [
-            then[key]
-            for then, holder in zip(held, self._whole, strict=True)
-            for key in dict.keys(holder)
-        ]
+        # The order is that of capture; an OrderedDict may have another one than `dict.keys`.
+        self._whole_keys = [key for guard in whole for key in guard.keys]
+        self._whole_then = [item for guard in whole for item in guard.then]
         kept = [guard for guard in guards if guard.get is not None and not guard.is_whole]
         self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
         self._then = [item for guard in kept for item in (*guard.then, guard.then[0])]

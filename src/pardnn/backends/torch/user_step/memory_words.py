@@ -22,6 +22,9 @@ class Words:
 
     Args:
         addresses: Bytes, multiples of 8. What lies there has to be kept alive while it is read.
+
+    Attributes:
+        found: The words as they were when they were read last, in the order of the addresses.
     """
 
     def __init__(self, addresses: np.ndarray) -> None:
@@ -34,7 +37,13 @@ class Words:
             if span
             else np.zeros(0, dtype=np.uint64)
         )
+        # New memory at each look would take longer than the look: 45 of 85 us for 2,470 words.
+        self._bytes = bytearray(WORD_BYTES * len(addresses))
+        self.found = np.frombuffer(self._bytes, dtype=np.uint64)
 
-    def read(self) -> np.ndarray:
-        """Return the words as they are now, in the order of the addresses."""
-        return self._memory.take(self._indices)
+    def read(self) -> bytearray:
+        """Read the words into `found`; return its bytes, which the next call overwrites."""
+        if len(self._indices):
+            # Any mode but "raise" writes to `out` at once; no index is out of range.
+            self._memory.take(self._indices, out=self.found, mode="clip")
+        return self._bytes

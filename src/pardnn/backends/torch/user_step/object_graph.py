@@ -12,6 +12,7 @@ globals that they name. O(objects reached).
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import io
 import random
@@ -216,6 +217,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             yield entry.child(i, item)
         yield entry._replace(value=value.keywords, slot=None)
         yield entry._replace(value=value.func, slot=None)
+    elif isinstance(value, types.MappingProxyType):
+        yield entry._replace(value=gc.get_referents(value)[0], slot=None)
     elif isinstance(value, types.MethodType):
         yield entry._replace(value=value.__self__, slot=None)
         yield entry._replace(value=value.__func__, slot=None)

@@ -84,9 +84,7 @@ class TensorWords:
 
     def hold(self) -> bool:
         """Whether all tensors are as they were; False also where that cannot be told."""
-        return self._is_known and all(
-            words.read().tobytes() == known for words, known in self._levels
-        )
+        return self._is_known and all(words.read() == known for words, known in self._levels)
 
     def _note(self, places: Places) -> bool:
         """Note the words of all tensors; return whether all are of the kind that was tried."""
@@ -121,13 +119,14 @@ class TensorWords:
 
     def _level(self, *addresses: np.ndarray) -> np.ndarray:
         words = Words(np.concatenate(addresses))
-        found = words.read()
-        self._levels.append((words, found.tobytes()))
-        return found.astype(np.int64)
+        self._levels.append((words, bytes(words.read())))
+        return words.found.astype(np.int64)
 
 
 def _at(addresses: np.ndarray, word: int) -> np.ndarray:
-    return Words(addresses + WORD_BYTES * word).read().astype(np.int64)
+    words = Words(addresses + WORD_BYTES * word)
+    words.read()
+    return words.found.astype(np.int64)
 
 
 def _memory(address: int) -> np.ndarray:

@@ -1,0 +1,140 @@
+"""Guards on the plain values of a batch: flags, counts and texts beside its tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.item_guards import ABSENT, VALUES, Change, differ, holding
+from pardnn.backends.torch.user_step.object_graph import dotted
+from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
+from pardnn.backends.torch.user_step.used_names import UsedNames
+
+_CLOSED_PACKAGES = frozenset({
+    "builtins", "collections", "logging", "numpy", "pardnn", "random", "threading", "torch",
+    "typing",
+    "weakref",
+})  # fmt: skip
+
+
+class BatchGuards:
+    """Guards on what the batch held at capture.
+
+    Args:
+        step: The user's step.
+        names: Of its arguments.
+        used: Names that its code mentions.
+        written: Places of numbers that the step itself changes, `held_numbers.place`.
+        live: Names of numbers that are read at every call.
+        filled: Containers that the step only fills, by name.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        names: Sequence[str],
+        used: UsedNames,
+        written: Collection[tuple[int, Any]],
+        live: Collection[str],
+        filled: Mapping[str, Any],
+    ) -> None:
+        self._names, self._used = names, used
+        self._written, self._live, self._filled = written, live, filled
+        self._ignored = _unread_arguments(step, names)
+        self._then: dict[int, dict[str, Any]] = {}
+
+    def hold(self, batch: Mapping[int, Any]) -> None:
+        """Take a batch for granted, by index of the argument."""
+        self._then = {i: self._values(self._names[i], value) for i, value in batch.items()}
+
+    def ignores(self, name: str) -> bool:
+        """Whether an item of the batch lies in what the step's code never reads."""
+        unread = [*self._ignored, *self._filled]
+        return any(name == each or name.startswith(f"{each}.") for each in unread)
+
+    def changes(self, batch: Mapping[int, Any]) -> list[Change]:
+        """Return what differs in another batch, by index of the argument."""
+        return [
+            change
+            for i, value in batch.items()
+            if not isinstance(value, torch.Tensor) and self._names[i] not in self._ignored
+            for change in self._changes(i, value)
+        ]
+
+    def _changes(self, index: int, value: Any) -> Iterator[Change]:
+        then, now = self._then[index], self._values(self._names[index], value)
+        for name in dict.fromkeys([*then, *now]):
+            if differ(now.get(name, ABSENT), then.get(name, ABSENT)):
+                yield Change(name, then.get(name), now.get(name))
+
+    def _values(self, name: str, value: Any) -> dict[str, Any]:
+        """Return the plain values of a batch by path, without the numbers that stay live."""
+        found: dict[str, Any] = {}
+        stack = [(name, value, True)]
+        while stack:
+            path, at, is_live = stack.pop()
+            is_read = isinstance(at, float) or path in self._live
+            if isinstance(at, torch.Tensor) or (is_live and is_read) or path in self._filled:
+                continue
+            if isinstance(at, VALUES):
+                found[path] = at
+            elif isinstance(at, dict | tuple | list | deque):
+                items = list(at.items() if isinstance(at, dict) else enumerate(at))
+                stack += self._unwritten(path, at, items, is_live, found)
+            elif is_users_object(at):
+                # Numbers of plain objects are no sources of the graph; those of dataclasses are.
+                is_live = is_live and dataclasses.is_dataclass(at)
+                for holder, attributes in _attributes(at):
+                    items = [(k, item) for k, item in attributes.items() if k in self._used]
+                    stack += self._unwritten(path, holder, items, is_live, found)
+        return found
+
+    def _unwritten(
+        self,
+        path: str,
+        holder: Any,
+        items: list[tuple[Any, Any]],
+        is_live: bool,
+        found: dict[str, Any],
+    ) -> list[tuple[str, Any, bool]]:
+        """Return path and value of the items that the step itself does not change.
+
+        Args:
+            path: To the holder.
+            holder: Of the items; if the step changes one, it has to be the same at each call.
+            items: By key.
+            is_live: Whether numbers among them are read at every call.
+            found: Is given the holder.
+        """
+        rest = [(k, x) for k, x in items if (id(holder), k) not in self._written]
+        if len(rest) < len(items):
+            found[path] = holding(holder)
+        return [(dotted(path, key), item, is_live) for key, item in rest]
+
+
+def is_users_object(value: Any) -> bool:
+    """Whether a value has attributes that the user's code may have given it."""
+    package = type(value).__module__.partition(".")[0]
+    return has_attributes(value) and package not in _CLOSED_PACKAGES
+
+
+def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield what holds attributes, as `held_numbers.place` has it, and these by name."""
+    if hasattr(value, "__dict__"):
+        yield value.__dict__, value.__dict__
+    keys = [key for key in slots_of_class(type(value)) if hasattr(value, key)]
+    yield value, {key: getattr(value, key) for key in keys}
+
+
+def _unread_arguments(step: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
+    """Return the arguments that the step's own code never reads, such as a batch number."""
+    code = getattr(step, "__code__", None)
+    if code is None:
+        return frozenset()
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD_")}
+    return frozenset(name for name in names if name in code.co_varnames and name not in loaded)

@@ -1,0 +1,137 @@
+"""Values are guarded wherever they lie: in views, chains, metaclasses, orders, the process."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.sources import batch_indices
+
+X = torch.ones(2)
+
+
+class Registry(type):
+    """A metaclass with a setting."""
+
+    gain = 1.0
+
+
+class Registered(metaclass=Registry):
+    pass
+
+
+def of_a_view() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    below = {"gain": [1.0]}
+    view = types.MappingProxyType(below)
+    return lambda x: x * view["gain"][0], lambda: below["gain"].append(2.0)
+
+
+def of_a_chain() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    first: dict[str, float] = {}
+    chained = collections.ChainMap(first, {"gain": 1.0})
+    return lambda x: x * chained["gain"], lambda: first.update(gain=2.0)
+
+
+def of_a_user_dict() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    held = collections.UserDict(gain=1.0)
+    return lambda x: x * held["gain"], lambda: held.update(gain=2.0)
+
+
+def of_a_user_list() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    held = collections.UserList([1.0])
+    return lambda x: x * len(held), lambda: held.append(2.0)
+
+
+def of_a_metaclass() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return lambda x: x * Registered.gain, lambda: setattr(Registry, "gain", 2.0)
+
+
+def of_an_order() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    held = {"a": 1.0, "b": 2.0}
+    return lambda x: x * list(held.values())[0], lambda: held.update(a=held.pop("a"))  # noqa: RUF015
+
+
+def of_another_order() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    held = collections.OrderedDict(a=1.0, b=2.0)
+    return lambda x: x * list(held.values())[0], lambda: held.move_to_end("a")  # noqa: RUF015
+
+
+def of_threads() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    now = torch.get_num_threads()
+    return lambda x: x * torch.get_num_threads(), lambda: torch.set_num_threads(now + 1)
+
+
+def of_recursion() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    now = sys.getrecursionlimit()
+    return lambda x: x * sys.getrecursionlimit(), lambda: sys.setrecursionlimit(now + 1)
+
+
+def of_a_folder() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return lambda x: x * len(os.getcwd()), lambda: os.chdir("/")  # noqa: PTH109
+
+
+HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] = {
+    "len(view.gain)": of_a_view,
+    "chained.maps.0.gain": of_a_chain,
+    "held.data.gain": of_a_user_dict,
+    "len(held.data)": of_a_user_list,
+    "Registry.gain": of_a_metaclass,
+    "the order of held": of_an_order,
+    "held": of_another_order,
+    "get_num_threads()": of_threads,
+    "getrecursionlimit()": of_recursion,
+    "getcwd()": of_a_folder,
+}
+
+
+@pytest.fixture
+def _process(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts back what the changes below change."""
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.setattr(Registry, "gain", 1.0)
+    threads, limit = torch.get_num_threads(), sys.getrecursionlimit()
+    yield
+    torch.set_num_threads(threads)
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("_process")
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_change_is_named(name: str) -> None:
+    step, change = HOLDERS[name]()
+    guards = Guards(step, (X,), (0,))
+    assert not guards.changes({0: X})
+    change()
+    assert [each.name for each in guards.changes({0: X})] == [name]
+
+
+@pytest.mark.usefixtures("_process")
+def test_settings_of_the_process_that_no_code_asks_for_may_change() -> None:
+    guards = Guards(lambda x: x + 1, (X,), (0,))
+    for change in (of_threads()[1], of_recursion()[1], of_a_folder()[1]):
+        change()
+    assert not guards.changes({0: X})
+
+
+def test_a_group_that_is_given_another_list_of_parameters_is_named() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> Any:
+        model(x).sum().backward()
+        optimizer.step()
+
+    args = (model, optimizer, X)
+    guards = Guards(step, args, batch_indices(args))
+    optimizer.param_groups[1]["params"] = [model.weight]
+    assert "optimizer.param_groups.1.params" in [each.name for each in guards.changes({2: X})]
