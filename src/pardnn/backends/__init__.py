@@ -1,13 +1,16 @@
 """The interface between planning and frameworks.
 
 What planning needs of a framework is named here and loaded when it is first used, so that
-`from pardnn import backends` loads none.
+`from pardnn import backends` loads none. Where torch is not loaded yet, it will put large tensors
+on large pages (`torch.ops.host_allocator`).
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from pardnn.backends.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.profile.of_file import profile_file
     from pardnn.backends.torch.profile.op_times import cached_table, profile_graph
     from pardnn.backends.torch.profile.rank_links import measure_rank_links
+
+ask_for_large_pages()
 
 _HOME = {
     "CODE_ORIGIN": "codegen.rank_code",

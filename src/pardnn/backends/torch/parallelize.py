@@ -18,6 +18,7 @@ from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.ops.host_allocator import pin_allocator
 from pardnn.backends.torch.profile.rank_links import ThisCluster
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
@@ -353,7 +354,7 @@ def parallelize(
         first = make(state.next_number(), args, ())
         limits = is_limited and not state.is_limited
         if limits:
-            memory_limits.pin_allocator()
+            pin_allocator()
             _limit(state, first.executor)  # so that it holds while the state is made
         announce = functools.partial(guard_spread_objects, state.spread)
         variants = Variants(state, history, make, first, recording, announce)

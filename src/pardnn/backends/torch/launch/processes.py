@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from pardnn.backends.large_pages import LARGE_PAGES
 from pardnn.backends.torch.comm.flight_record import VARIABLE as RECORDS_VARIABLE
 from pardnn.backends.torch.comm.nodes import loopback_environment
 from pardnn.backends.torch.comm.secret import VARIABLE as SECRET_VARIABLE
@@ -64,6 +65,7 @@ def run_processes(
     """
     num_ranks = len(job.limits)
     shared = loopback_environment() | {SECRET_VARIABLE: make_secret()}
+    shared[LARGE_PAGES] = os.environ.get(LARGE_PAGES, "1")
     if records is not None:
         shared |= {RECORDS_VARIABLE: str(records)}
     environments = {

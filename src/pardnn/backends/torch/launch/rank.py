@@ -32,6 +32,7 @@ from pardnn.backends.torch.launch.job import (
 )
 from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
+from pardnn.backends.torch.ops.host_allocator import pin_allocator
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
@@ -183,7 +184,7 @@ def _steps(
 
 def _warm_device(job: Job) -> torch.device:
     """Return this rank's device, with everything loaded that torch loads late."""
-    memory_limits.pin_allocator()
+    pin_allocator()
     torch.set_num_threads(job.threads)
     device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
     memory_limits.warm_up(device)

@@ -31,7 +31,9 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.large_pages import has_large_pages
 from pardnn.backends.torch.ops.codec import bind
+from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.in_context import profile_in_context
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
@@ -96,7 +98,8 @@ class _Case:
 def machine_of(device: torch.device) -> Machine:
     """Return the key of the cost cache for this device, library and number of threads.
 
-    The setting of float32 products counts as part of the library: TF32 changes their speed.
+    The setting of float32 products counts as part of the library: TF32 changes their speed. So do
+    the pages of a CPU's tensors, and that each has fresh ones.
     """
     library = f"torch {torch.__version__}, float32 {torch.get_float32_matmul_precision()}"
     if device.type == "cuda":
@@ -104,6 +107,7 @@ def machine_of(device: torch.device) -> Machine:
         name = f"{found.name}, {found.total_memory >> 20} MiB, {found.multi_processor_count} SMs"
         return Machine(device=name, library=f"{library}, CUDA {torch.version.cuda}", threads=0)
     name = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+    library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, given back"
     return Machine(device=name, library=library, threads=torch.get_num_threads())
 
 
@@ -144,7 +148,7 @@ def profile_graph(
     budget_seconds = min(budget_seconds, max(seconds_left(), 0.0))
     tensors = tensors_by_name(graph)
     folder = folder or cache_folder()
-    with _quiet(device, threads):
+    with _quiet(device, threads), as_on_ranks():
         machine = machine_of(device)
         cached = load_table(machine, folder)
         cases = _cases(graph, tensors)

@@ -1,14 +1,13 @@
 """Memory limits that the operating system or the device's allocator enforces.
 
 On CPU, `RLIMIT_DATA` counts private writable memory. The limit is set on top of what the process
-holds once everything is imported and connected, plus an allowance for what is not tensors. glibc's
-threshold above which a block has a mapping of its own grows with use; freed blocks would then stay
-in the heap and count. So it is pinned. On CUDA the caching allocator has a limit per process.
+holds once everything is imported and connected, plus an allowance for what is not tensors. Freed
+tensors have to go back to the system for that (`ops.host_allocator`). On CUDA the caching allocator
+has a limit per process.
 """
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from pathlib import Path
 
@@ -16,9 +15,6 @@ import torch
 
 #: Bytes for what is not tensors: kernels' scratch, code and caches loaded late, threads' stacks.
 ALLOWANCE_BYTES = 48 << 20
-#: Blocks of at least this many bytes are returned to the system when they are freed.
-MMAP_THRESHOLD_BYTES = 128 << 10
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX, _M_MMAP_MAX = -1, -3, -8, -4
 _OUT_OF_MEMORY = (
     "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc",
     "could not create a memory object", "could not create a primitive",
@@ -31,17 +27,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(part in text for part in _OUT_OF_MEMORY)
-
-
-def pin_allocator() -> None:
-    """Make glibc give freed tensors back to the system; before the first large allocation."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return
-    libc.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-    libc.mallopt(_M_TRIM_THRESHOLD, MMAP_THRESHOLD_BYTES)
-    libc.mallopt(_M_MMAP_MAX, 1 << 20)
-    libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def data_bytes() -> int:

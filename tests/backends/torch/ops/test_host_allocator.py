@@ -1,0 +1,97 @@
+"""Freed tensors go back to the system as on ranks; large ones lie on large pages."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pardnn.backends.large_pages import LARGE_PAGES
+from pardnn.backends.torch.ops import host_allocator
+from pardnn.backends.torch.ops.host_allocator import as_on_ranks
+from pardnn.backends.torch.profile.op_times import machine_of
+from pardnn.backends.torch.runtime.memory_limits import data_bytes
+
+linux_glibc = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"),
+    reason="glibc's allocator on Linux",
+)
+BLOCK = 4 << 20
+
+
+def _kept_bytes() -> int:
+    """Return what stays with the process of one block after it is freed."""
+    before = data_bytes()
+    block = torch.empty(BLOCK, dtype=torch.uint8)
+    assert data_bytes() >= before
+    del block
+    return data_bytes() - before
+
+
+@linux_glibc
+def test_freed_tensors_go_back_while_costs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_allocator, "_is_pinned", False)
+    with as_on_ranks():
+        held = torch.empty(BLOCK, dtype=torch.uint8)  # whatever the heap had free is used up
+        assert _kept_bytes() < BLOCK // 4
+        del held
+    code = (
+        "import torch\nfrom pardnn.backends.torch.ops.host_allocator import as_on_ranks\n"
+        "from pardnn.backends.torch.runtime.memory_limits import data_bytes\n"
+        "with as_on_ranks():\n    pass\n"
+        f"before = data_bytes()\nblock = torch.empty({BLOCK}, dtype=torch.uint8)\ndel block\n"
+        "print(data_bytes() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env=os.environ | {LARGE_PAGES: "0"},
+    )  # fmt: skip
+    assert int(done.stdout) > BLOCK // 2  # afterwards, the heap keeps them
+
+
+@linux_glibc
+def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_options: list[dict[int, int]] = []
+    monkeypatch.setattr(host_allocator, "_set", set_options.append)
+    monkeypatch.setattr(host_allocator, "_is_pinned", True)
+    with as_on_ranks():
+        pass
+    assert not set_options
+
+
+@linux_glibc
+@pytest.mark.parametrize(("given", "is_large"), [(None, True), ("1", True), ("0", False)])
+def test_large_tensors_lie_on_large_pages_where_torch_was_not_loaded(
+    given: str | None, is_large: bool
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
+    if given is not None:
+        environment[LARGE_PAGES] = given
+    code = (
+        "import pardnn.backends, torch\n"
+        f"held = [torch.empty({BLOCK}, dtype=torch.uint8) for _ in range(3)]\n"
+        "print(all(each.data_ptr() % 4096 == 0 for each in held))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(is_large)
+
+
+def test_torch_that_is_loaded_is_left_alone() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
+    code = f"import os, torch, pardnn.backends\nprint(os.environ.get({LARGE_PAGES!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "None"
+
+
+def test_costs_of_other_pages_are_costs_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for value in ("0", "1"):
+        monkeypatch.setenv(LARGE_PAGES, value)
+        found.add(machine_of(torch.device("cpu")))
+    assert len(found) == 2
