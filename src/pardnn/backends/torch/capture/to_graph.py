@@ -9,9 +9,8 @@ the ancestors of a call are a bit set.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -265,79 +264,3 @@ def _is_in_place(call: Call) -> bool:
     """Whether the kind's own name says that the call changes what its outputs alias."""
     parts = call.kind.split(".")
     return "::" not in call.kind and len(parts) == 3 and parts[1].endswith("_")
-
-
-def traces_differ(
-    one: Sequence[Call], other: Sequence[Call], hints: Mapping[Value, Any]
-) -> tuple[Call | None, Call | None] | None:
-    """Return the first calls that differ between two traces; None if none does.
-
-    A host scalar counts as its number in the trace, however it was computed.
-
-    Args:
-        one: Calls of the one trace.
-        other: Calls of the other one.
-        hints: Numbers of host scalars of both.
-    """
-    positions: dict[Value, Any] = {}
-    other_positions: dict[Value, Any] = {}
-    rows = itertools.zip_longest(_on_tensors(one, hints), _on_tensors(other, hints))
-    for a, b in rows:
-        if a is None or b is None:
-            return a, b
-        for value in a.outputs:
-            positions[value] = len(positions)
-        for value in b.outputs:
-            other_positions[value] = len(other_positions)
-        if comparable(a, positions, hints) != comparable(b, other_positions, hints):
-            return a, b
-    return None
-
-
-def _on_tensors(calls: Sequence[Call], hints: Mapping[Value, Any]) -> list[Call]:
-    """Return the calls but those of host scalars whose number is known."""
-    return [call for call in calls if not call.outputs or call.outputs[0] not in hints]
-
-
-def is_part_of(calls: Sequence[Call], hints: Mapping[Value, Any], first: Sequence[Call]) -> bool:
-    """Whether the calls that take numbers are, in order, among those of a first step.
-
-    Args:
-        calls: Of the step that repeats.
-        hints: Numbers of its host scalars.
-        first: Calls of the first step, with plain numbers.
-    """
-    rest = iter([comparable(call, {}, {})[:2] for call in first])
-    return all(comparable(call, {}, hints)[:2] in rest for call in calls if _takes(call, hints))
-
-
-def _takes(call: Call, hints: Mapping[Value, Any]) -> bool:
-    """Whether a call on tensors takes numbers, all of which are known."""
-    numbers = [value for value in call.inputs if value.geometry is None]
-    on_tensors = not call.kind.startswith("scalar.")
-    return on_tensors and bool(numbers) and all(value in hints for value in numbers)
-
-
-def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
-    """Return kind, arguments, results and content of a call, to compare it across traces.
-
-    Args:
-        call: Of a trace.
-        positions: Of values in it; one that is not there counts as any other.
-        hints: Numbers of its host scalars.
-    """
-    arguments = (
-        _with_positions(call.args, positions, hints),
-        _with_positions(list(call.kwargs.items()), positions, hints),
-    )
-    content = call.arguments if call.kind == "constant" else None
-    return call.kind, arguments, [value.geometry for value in call.outputs], content
-
-
-def _with_positions(data: Any, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
-    """Return arguments with values replaced by their positions, to compare across traces."""
-    if isinstance(data, Value):
-        return repr(hints[data]) if data in hints else ("value", positions.get(data, -1))
-    if isinstance(data, list | tuple):
-        return [_with_positions(item, positions, hints) for item in data]
-    return repr(data)  # nan is the same twice, and 1 is not True

@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 import torch
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import (
     StepTrace,
     changes_parameters,
     may_go_otherwise,
 )
-from pardnn.backends.torch.capture.to_graph import traces_differ
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import UsageError

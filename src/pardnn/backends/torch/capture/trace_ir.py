@@ -14,6 +14,9 @@ import torch
 
 Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 
+#: Kind of the calls of `.item()`.
+ITEM = "aten._local_scalar_dense.default"
+
 
 @dataclass(eq=False, slots=True, repr=False)
 class Storage:

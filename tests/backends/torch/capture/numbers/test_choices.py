@@ -325,7 +325,7 @@ def test_code_that_does_more_is_refused() -> None:
             counter.name = "large"
 
     assert "a `return` behind it" in refused(last_of_both)
-    assert "gives 'scale' a value that is no number" in refused(other_tensor)
+    assert "gives 'scale' a value that is neither a number nor a tensor" in refused(other_tensor)
     assert "steps a schedule" in refused(steps_schedule)
     assert "changes 'counter.name'" in refused(renames)
     assert "drops or replaces a gradient" in refused(drops)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
+from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.to_graph import traces_differ
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import SOURCE_KINDS

@@ -7,7 +7,7 @@ Idea: what a storage holds is numbered by what made it: kind, arguments, numbers
 source is numbered by its name, a state that the first step creates by what it starts from. A copy
 holds what it is of. Small tensors of known numbers are computed, and so is what Python makes of
 them. The rest are the identities on which first values rest: 0 + x is x, a positive number times 0
-is 0.
+is 0, and a number that is chosen between two equal ones is that.
 
 Complexity: O(calls), and the length of their arguments.
 
@@ -30,9 +30,8 @@ from pardnn.backends.torch.capture.first_step.initial_state import (
     FUSED_SGD,
     MOMENTUM_INITIAL,
 )
-from pardnn.backends.torch.capture.numbers.left_behind import ITEM
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.trace_ir import Call, Geometry, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Geometry, Storage, Value
 from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
 from pardnn.graph.ir import SOURCE_KINDS
@@ -215,13 +214,16 @@ class NumberedTrace:
         if call.kind == "scalar.pos" or (call.kind == "scalar.bool" and _is_bool(call.args[0])):
             self._scalars[value] = operands[0]
             return
+        keys = tuple(x if isinstance(x, tuple) else repr(x) for x in operands)
+        if call.kind == "scalar.where" and keys[1] == keys[2]:
+            self._scalars[value] = operands[1]
+            return
         if not any(isinstance(x, tuple) for x in operands):
             with contextlib.suppress(ArithmeticError, ValueError, TypeError):
                 function = SCALAR_FUNCTIONS[call.kind.partition(".")[2]]
                 self._scalars[value] = function(*operands)
                 return
-        key = tuple(x if isinstance(x, tuple) else repr(x) for x in operands)
-        self._scalars[value] = ("host", self._numbering.of(call.kind, key))
+        self._scalars[value] = ("host", self._numbering.of(call.kind, keys))
 
     def _add_call(self, call: Call) -> None:
         name = call.kind.split(".")[1].removeprefix("_foreach_") if "." in call.kind else call.kind

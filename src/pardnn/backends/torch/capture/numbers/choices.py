@@ -6,8 +6,8 @@ Idea: the code always runs, and what it writes in place is undone where the cond
 does not: `undoing`, as for `GradScaler`. What it prints, logs and collects is told only where it
 says yes, and a number that it counts is chosen between its two values. That is the eager step bit
 by bit if the code leaves nothing else behind: no other tensor that is used, no other Python value,
-no random number. All of it is looked at, and the rest is refused by name. Such code may hold
-conditions of its own.
+no random number. All of it is looked at, and the rest is refused by name; tensors that are bound
+anew are chosen, too (`chosen_tensors`). Such code may hold conditions of its own.
 
 Where the code ends is seen by Python's tracing of lines, in the frame that asked and only
 meanwhile: what follows it may count and print, too. Where an `else` does something, the frame goes
@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +35,7 @@ from pardnn.backends.torch.capture.numbers.branches import (
     region_of,
     tested_position,
 )
+from pardnn.backends.torch.capture.numbers.chosen_tensors import ChosenTensors, rebound_tensors
 from pardnn.backends.torch.capture.numbers.effects import Effects
 from pardnn.backends.torch.capture.numbers.left_behind import (
     Chosen,
@@ -44,9 +43,11 @@ from pardnn.backends.torch.capture.numbers.left_behind import (
     chosen_locals,
     first_set,
     gradients,
+    is_number,
     reads,
     values_in,
 )
+from pardnn.backends.torch.capture.numbers.open_choice import OpenChoice
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, first_change
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
@@ -54,48 +55,6 @@ from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, choose, symbol
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-
-
-@dataclass(repr=False)
-class _Choice:
-    """A condition whose code is about to run, or runs.
-
-    Attributes:
-        frame: That asked.
-        region: The code.
-        line: "file.py:line" of the condition.
-        skips: A boolean tensor: whether the code does not run, as far as was asked.
-        objects: What the step's objects held before it.
-        gradients: Of the parameters among them.
-        told: How much the step had told: effects, and schedules that it stepped.
-        traced: By what the frame's lines were traced before.
-        start: Index of the first call of the condition that was not asked before.
-        thread: That asked.
-        undoing: Keeps what the code writes, from its first call on.
-        is_left: Whether the frame is left by an exception, as far as is known.
-        locals: Values of the region's names before it, or after the other way.
-        is_other: Whether it runs where other code does not.
-    """
-
-    frame: types.FrameType
-    region: Region
-    line: str | None
-    skips: torch.Tensor
-    objects: ObjectGraph
-    gradients: list[torch.Tensor | None]
-    told: tuple[int, int]
-    traced: Any
-    start: int
-    thread: int = field(default_factory=threading.get_ident)
-    undoing: Undoing | None = None
-    is_left: bool = False
-    locals: dict[str, Any] = field(default_factory=dict)
-    is_other: bool = False
-
-    def tests(self, position: Position) -> bool:
-        """Whether the condition is still being evaluated, at a position within it."""
-        begin, end = self.region.test
-        return self.undoing is None and begin <= position < end
 
 
 class Choices:
@@ -116,11 +75,12 @@ class Choices:
         self._tracer, self._look, self._is_first = tracer, look, is_first
         self._effects, self._schedules = effects, schedules
         # Those whose code is running, the innermost last.
-        self._open: list[_Choice] = []
+        self._open: list[OpenChoice] = []
         self._chosen: list[Chosen] = []
         self._saved: set[Call] = set()  # copies of what is written, of code around it, too
         self._traced: Any = None
         self._selecting: set[Call] = set()  # local variables
+        self._tensors = ChosenTensors(tracer)
         self._values: dict[str, Any] = {}  # of local variables, for the line about to run
 
     def __enter__(self) -> Choices:
@@ -176,11 +136,11 @@ class Choices:
             self._traced = sys.gettrace()
         self._add(frame, region, tracer.locator.line(), skips)
 
-    def _add(self, frame: Any, region: Region, line: str | None, skips: torch.Tensor) -> _Choice:
+    def _add(self, frame: Any, region: Region, line: str | None, skips: torch.Tensor) -> OpenChoice:
         """Open a choice whose code is about to run."""
         tracer, objects = self._tracer, self._look()
         told = len(self._effects.noted), len(self._schedules)
-        choice = _Choice(
+        choice = OpenChoice(
             frame, region, line, skips, objects, gradients(objects), told, frame.f_trace,
             len(tracer.calls), locals=self._locals(frame, region),
         )  # fmt: skip
@@ -235,20 +195,20 @@ class Choices:
             at = tested_position(choice.frame) or position_of(choice.frame)
             if at is not None and choice.tests(at):
                 return
-            if _is_running(choice) and choice.region.holds(at):
+            if choice.is_running() and choice.region.holds(at):
                 self._begin(choice)
                 return
             self._end(frame)
             if self._open and self._open[-1].is_other and self._open[-1].undoing is None:
                 return
 
-    def _begin(self, choice: _Choice) -> None:
+    def _begin(self, choice: OpenChoice) -> None:
         if choice.undoing is None:
             choice.start = len(self._tracer.calls)
             keep = functools.partial(self._whole_of, choice)
             choice.undoing = Undoing(self._tracer, keep)
 
-    def _whole_of(self, choice: _Choice, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _whole_of(self, choice: OpenChoice, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor over the whole storage of one, if that is older than the code."""
         tracer = self._tracer
         value = tracer.aliases.value(tensor)
@@ -279,9 +239,10 @@ class Choices:
             raise unsupported.choice(choice.line, "steps a schedule")
         told = effects.noted[choice.told[0] :]
         changed = changed_numbers(choice.objects.contents)
+        rebound = rebound_tensors(choice.objects.contents)
         is_kept = choice.undoing is not None and (choice.undoing.kept or self._is_first)
         is_alone = not (region.other or region.names or choice.is_other)
-        if is_alone and not (is_kept or told or changed):
+        if is_alone and not (is_kept or told or changed or rebound):
             raise unsupported.choice(choice.line, "writes no tensor that was there before")
         for effect in told:
             effects.tell_unless(effect, choice.skips)
@@ -292,17 +253,20 @@ class Choices:
             choice.undoing.undo(choice.skips)
         undone = {tracer.aliases.value(tensor).storage for tensor, _ in kept}
         self._saved |= {tracer.aliases.value(old).call for _, old in kept}
+        self._choose_tensors(choice, rebound)
         made = {*tracer.calls[choice.start :]} - calls
         self._chosen.append(Chosen(calls, made, undone, told, choice.line))
         now = self._locals(choice.frame, region)
         if region.other is not None:
             self._turn(choice, region.other, now)
         elif region.names:
-            number, before = functools.partial(tracer.number_of, choice.skips), len(tracer.calls)
-            self._values |= chosen_locals(choice.locals, now, number, choice.line)
+            before = len(tracer.calls)
+            self._values |= chosen_locals(choice.locals, now, self._either(choice), choice.line)
             self._selecting |= {*tracer.calls[before:]}
 
-    def _turn(self, choice: _Choice, other: tuple[Position, Position], now: dict[str, Any]) -> None:
+    def _turn(
+        self, choice: OpenChoice, other: tuple[Position, Position], now: dict[str, Any]
+    ) -> None:
         """Go to the other way of a condition whose first way has run.
 
         Args:
@@ -322,7 +286,7 @@ class Choices:
         except ValueError as error:
             raise unsupported.choice(choice.line, "cannot be left for its other way") from error
 
-    def _choose_numbers(self, choice: _Choice, changed: Iterable[Changed]) -> None:
+    def _choose_numbers(self, choice: OpenChoice, changed: Iterable[Changed]) -> None:
         """Let numbers that the code has changed be chosen between what they were and are."""
         skips = None
         for change in changed:
@@ -331,7 +295,25 @@ class Choices:
             assert change.slot is not None
             change.slot.set(choose(skips, change.then, change.now))
 
-    def _check_objects(self, choice: _Choice) -> None:
+    def _choose_tensors(self, choice: OpenChoice, rebound: Iterable[Changed]) -> None:
+        """Let tensors that the code has put in the place of others be chosen between both."""
+        for change in rebound:
+            found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
+            if found is not None and change.slot is not None:
+                change.slot.set(found)
+
+    def _either(self, choice: OpenChoice) -> Callable[[Any, Any], Any]:
+        """Return what chooses between values before a choice's code and after; None: it cannot."""
+        number = functools.cache(functools.partial(self._tracer.number_of, choice.skips))
+
+        def either(old: Any, new: Any) -> Any:
+            if is_number(old) and is_number(new):
+                return choose(number(), old, new)
+            return self._tensors.select(choice.skips, old, new, choice.line)
+
+        return either
+
+    def _check_objects(self, choice: OpenChoice) -> None:
         contents = choice.objects.contents
         if self._is_first:
             changed = first_set(choice.objects)
@@ -344,7 +326,7 @@ class Choices:
             if before is not None and before is not after:
                 raise unsupported.choice(choice.line, "drops or replaces a gradient")
 
-    def _forget(self) -> _Choice:
+    def _forget(self) -> OpenChoice:
         """Close the innermost choice and return it."""
         choice = self._open.pop()
         choice.frame.f_trace = choice.traced
@@ -364,6 +346,8 @@ class Choices:
         Raises:
             UnsupportedError: E802.
         """
+        results = [*results]
+        self._tensors.check(results)
         for chosen in self._chosen:
             used = {value for value in results if value is not None}
             apart = chosen.calls | chosen.made | {value.call for value in values_in(chosen.told)}
@@ -379,13 +363,3 @@ class Choices:
 
 def _trace_no_call(_frame: Any, _event: str, _given: Any) -> None:
     """Trace the lines of no further frame."""
-
-
-def _is_running(choice: _Choice) -> bool:
-    """Whether the function that asked has not returned."""
-    if threading.get_ident() != choice.thread:
-        return True  # it waits for the thread of a backward pass
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not choice.frame:
-        frame = frame.f_back
-    return frame is not None

@@ -27,13 +27,12 @@ import torch
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, of_a_check, values_before
-from pardnn.backends.torch.capture.numbers.left_behind import ITEM
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.result import recorded_result
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.ops.number_texts import format_number, text_format

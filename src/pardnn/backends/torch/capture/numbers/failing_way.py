@@ -25,14 +25,14 @@ from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
     class_attributes,
 )
-from pardnn.backends.torch.capture.numbers.left_behind import ITEM, gradients, values_in
+from pardnn.backends.torch.capture.numbers.left_behind import gradients, values_in
 from pardnn.backends.torch.capture.numbers.unseen_state import (
     check_context,
     check_unseen,
     unseen_states,
 )
 from pardnn.backends.torch.capture.restore import changes, first_change
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError, shown
 

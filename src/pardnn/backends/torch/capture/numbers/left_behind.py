@@ -10,12 +10,9 @@ import torch
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
-from pardnn.backends.torch.ops.host_scalars import HostNode, choose, node_of
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
-
-#: Kind of the calls of `.item()`.
-ITEM = "aten._local_scalar_dense.default"
 
 
 class Chosen(NamedTuple):
@@ -88,7 +85,7 @@ def reads(node: HostNode) -> set[Call]:
 def chosen_locals(
     then: Mapping[str, Any],
     now: Mapping[str, Any],
-    skips: Callable[[], Any],
+    either: Callable[[Any, Any], Any],
     line: str | None,
 ) -> dict[str, Any]:
     """Return the local variables that code leaves, where a condition says whether it has run.
@@ -97,25 +94,22 @@ def chosen_locals(
         then: Before it, or after the other way; a name may be unbound there, and no code that
             reads it then runs.
         now: After it.
-        skips: Returns the number that says that it has not run.
+        either: Chooses between a value before and one after; None, if these cannot be chosen.
         line: "file.py:line" of the condition.
 
     Raises:
-        UnsupportedError: E802, if one is neither the same nor a number.
+        UnsupportedError: E802, if one is neither the same nor can be chosen.
     """
     found: dict[str, Any] = {}
-    condition: Any = None
     for name in {**then, **now}:
         old, new = then.get(name, now.get(name)), now.get(name, then.get(name))
-        if not _is_one(old, new):
-            if not (_is_number(old) and _is_number(new)):
-                raise unsupported.choice(
-                    line, f"gives {name!r} a value that is no number (torch.where(p, a, b) selects)"
-                )
-            condition = skips() if condition is None else condition
-            found[name] = choose(condition, old, new)
-        else:
-            found[name] = new
+        found[name] = new if _is_one(old, new) else either(old, new)
+        if found[name] is None and new is not None:
+            raise unsupported.choice(
+                line,
+                f"gives {name!r} a value that is neither a number nor a tensor like the one before "
+                "without a gradient (torch.where(p, a, b) selects)",
+            )
     return found
 
 
@@ -126,5 +120,6 @@ def _is_one(old: Any, new: Any) -> bool:
     return type(old) is type(new) and isinstance(new, PLAIN) and repr(old) == repr(new)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or stands for one of the trace."""
     return type(value) in (int, float) or node_of(value) is not None

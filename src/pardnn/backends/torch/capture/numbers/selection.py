@@ -20,8 +20,8 @@ from pardnn.backends.torch.capture.refusals.first_step import (
     first_step_differs,
 )
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
+from pardnn.backends.torch.capture.same_calls import is_part_of
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.to_graph import is_part_of
 from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import NUMBERS, numbers_by_name

@@ -1,0 +1,143 @@
+"""Tensors that code binds anew under a condition on data: `if loss < best: best = loss.detach()`.
+
+Problem: after such code a name or an attribute stands for one of two tensors, and which one only a
+run knows.
+
+Idea: it stands for a third, `torch.where(skips, old, new)`, which has the bits of the one that is
+chosen. That is the eager step as long as nobody can tell the copy from the original: neither may be
+written afterwards while the copy is read, and the copy only if the originals are done with. A
+gradient through both would add zeros of the way that is not taken, which are NaN times infinity at
+worst, so tensors that require one are refused.
+
+Complexity: one selection a tensor, and a look at the calls behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.restore import Changed, changes
+from pardnn.backends.torch.capture.rewrites.undoing import record
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+
+
+class _Selected(NamedTuple):
+    """One selection.
+
+    Attributes:
+        call: That selects.
+        copy: Storage of its result.
+        originals: Of what it selects from.
+        line: "file.py:line" of the condition.
+    """
+
+    call: Call
+    copy: Storage
+    originals: tuple[Storage, Storage]
+    line: str | None
+
+
+class ChosenTensors:
+    """The selections of one trace.
+
+    Args:
+        tracer: Of the step.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._selected: list[_Selected] = []
+
+    @property
+    def calls(self) -> set[Call]:
+        """Those that select, and bring a condition to where they do."""
+        return {selected.call for selected in self._selected}
+
+    def select(self, skips: torch.Tensor, old: Any, new: Any, line: str | None) -> Any:
+        """Return a tensor that is `old` where code was skipped, else `new`; None if it cannot be.
+
+        Args:
+            skips: A boolean tensor of no dimensions.
+            old: What was bound before the code, or after the other way.
+            new: What is bound after it.
+            line: "file.py:line" of the condition.
+        """
+        tracer = self._tracer
+        pair = old, new
+        if not all(isinstance(x, torch.Tensor) and tracer.aliases.knows(x) for x in pair):
+            return None
+        if old.requires_grad or new.requires_grad or old.device != new.device:
+            return None
+        if (old.shape, old.stride(), old.dtype) != (new.shape, new.stride(), new.dtype):
+            return None
+        if skips.device != old.device:
+            skips = record(tracer, "_to_copy", skips, device=old.device)
+        result = record(tracer, "where.self", skips, old, new)
+        if result.stride() != old.stride():
+            return None
+        copy, *originals = (_storage(tracer.aliases.value(x)) for x in (result, old, new))
+        one, other = originals
+        self._selected.append(_Selected(tracer.calls[-1], copy, (one, other), line))
+        return result
+
+    def check(self, results: Sequence[Value | None]) -> None:
+        """Reject a trace that could tell a copy from the original.
+
+        Args:
+            results: Values that outlive the step.
+
+        Raises:
+            UnsupportedError: E802.
+        """
+        calls = self._tracer.calls
+        left = {value.storage for value in results if value is not None}
+        for call, copy, originals, line in self._selected:
+            later = calls[calls.index(call) + 1 :]
+            written = next(
+                (i for i, c in enumerate(later) if _writes(c, *originals) and not _copies(c, copy)),
+                None,
+            )
+            if written is not None and (copy in left or _are_used(later[written:], copy)):
+                raise unsupported.choice(line, "binds a tensor anew that is written later")
+            if any(_writes(c, copy) for c in later) and (
+                any(x.source or x in left for x in originals) or _are_used(later, *originals)
+            ):
+                raise unsupported.choice(line, "binds a tensor anew into which later code writes")
+
+
+def rebound_tensors(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
+    """Return the places that hold another tensor than before.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before.
+    """
+    found = changes(contents, _is_other_tensor).values()
+    return [each for each in found if each.slot is not None and not each.is_new]
+
+
+def _is_other_tensor(now: Any, then: Any) -> bool:
+    are_tensors = isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor)
+    return are_tensors and now is not then
+
+
+def _storage(value: Value) -> Storage:
+    assert value.storage is not None
+    return value.storage
+
+
+def _writes(call: Call, *storages: Storage) -> bool:
+    return any(value.storage in storages for value in call.mutated)
+
+
+def _copies(call: Call, copy: Storage) -> bool:
+    """Whether a call gives an original the bits of the copy, as the end of a step does."""
+    return call.kind == "aten.copy_.default" and call.inputs[-1].storage is copy
+
+
+def _are_used(calls: Sequence[Call], *storages: Storage) -> bool:
+    return any(value.storage in storages for call in calls for value in call.inputs)
