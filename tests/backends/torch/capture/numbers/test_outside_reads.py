@@ -15,6 +15,7 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,8 @@ LOOKS: dict[str, Callable[[Path], float]] = {
     "exists": lambda path: 2.0 if os.path.exists(path) else 1.0,  # noqa: PTH110
     "is_file": lambda path: 2.0 if path.is_file() else 1.0,
     "listed": lambda path: float(len(os.listdir(path.parent))),  # noqa: PTH208
+    "accessible": lambda path: 2.0 if os.access(path, os.R_OK) else 1.0,
+    "by NumPy": lambda path: float(np.fromfile(path, np.uint8)[0]),
 }
 
 
@@ -93,6 +96,8 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "tuple": lambda: float(time.asctime()[-4:]),
     "process": lambda: 1.0 + time.process_time() // 3600,
     "thread": lambda: 1.0 + time.thread_time() // 3600,
+    "of the system": lambda: 1.0 + time.clock_gettime(time.CLOCK_REALTIME) // 3600 % 24,
+    "in nanoseconds": lambda: 1.0 + time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 3600 // 10**9,
 }
 
 

@@ -26,11 +26,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
+import torch
+
 from pardnn.backends.torch.user_step.object_graph import is_library_file, names_in
 
 #: All that reads or writes a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
-          (os, "listdir"), (os, "scandir"))  # fmt: skip
+          (os, "listdir"), (os, "scandir"), (os, "access"), (os, "readlink"), (np, "fromfile"),
+          (torch, "from_file"))  # fmt: skip
 #: What Python and torch look up for themselves, below the user's line.
 _INTERNAL = (
     "pardnn",
@@ -150,6 +154,10 @@ def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
     for name in _CLOCKS:
         yield time, name, _later(getattr(time, name), by_s, is_asked)
         yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), by_s * 10**9, is_asked)
+    for suffix, unit in (("", 1), ("_ns", 10**9)):
+        if hasattr(time, f"clock_gettime{suffix}"):  # not on Windows
+            name = f"clock_gettime{suffix}"
+            yield time, name, _later(getattr(time, name), by_s * unit, is_asked)
     for name, position in _SHOWN_MOMENT.items():
         yield time, name, _showing(getattr(time, name), position, by_s, is_asked)
     for real in (datetime.datetime, datetime.date):
@@ -167,10 +175,10 @@ def _asked_by_user() -> Callable[[], bool]:
     return is_asked
 
 
-def _later(real: Callable[[], Any], by: Any, is_asked: Callable[[], bool]) -> Callable[[], Any]:
+def _later(real: Callable[..., Any], by: Any, is_asked: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(real)
-    def later() -> Any:
-        return real() + by if is_asked() else real()
+    def later(*args: Any) -> Any:
+        return real(*args) + by if is_asked() else real(*args)
 
     return later
 
