@@ -14,6 +14,7 @@ from pardnn.errors import UnsupportedError
 from tests.backends.torch import models
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.models import small
+from tests.backends.torch.stepping import assert_as_eager
 
 
 def trained(model: nn.Module, loss_of: Any, *batch: torch.Tensor) -> models.Entry:
@@ -114,14 +115,33 @@ def test_the_step_is_bitwise_equal(name: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["batch", "parameter", "random"])
-def test_what_may_change_decides_nothing(what: str) -> None:
+def test_what_may_change_is_decided_in_each_step(what: str) -> None:
+    def make() -> Any:
+        step, args = small(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+
+        def deciding(model, optimizer, x, y):
+            value = {"batch": x, "parameter": model[0].weight, "random": torch.rand(3)}[what]
+            if (value.detach() * torch.ones(1) > {"parameter": 0.369}.get(what, 0.8)).any():
+                x = x * 2
+            return step(model, optimizer, x, y)
+
+        return deciding, args
+
+    def batch(i: int) -> dict[int, Any]:
+        x = make()[1][2]
+        return {2: x * (0.1, 1.0, 0.2)[i % 3]}
+
+    assert_as_eager(make, batch, steps=6)
+
+
+def test_what_may_change_decides_nothing_that_needs_a_gradient() -> None:
     step, args = small(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 
     def deciding(model, optimizer, x, y):
-        value = {"batch": x, "parameter": model[0].weight, "random": torch.rand(3)}[what]
-        if (value.detach() * torch.ones(1) > 9).any():
-            x = x * 2
-        return step(model, optimizer, x, y)
+        scaled = model[0].weight
+        if (x * torch.ones(1) > 9).any():
+            scaled = scaled * 2
+        return step(model, optimizer, x + scaled.sum(), y)
 
     with pytest.raises(UnsupportedError, match="by a condition on data"):
         capture(deciding, *args)

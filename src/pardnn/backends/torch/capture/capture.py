@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -65,7 +65,7 @@ from pardnn.backends.torch.capture.placeholders import (
     fake_mode_of,
 )
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.refusals.changed_state import changed_state
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state, raises_again
 from pardnn.backends.torch.capture.restore import is_filled, restore
 from pardnn.backends.torch.capture.result import loss_of, named_result, recorded_result
 from pardnn.backends.torch.capture.source_updates import (
@@ -75,7 +75,7 @@ from pardnn.backends.torch.capture.source_updates import (
     uncarried,
 )
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
-from pardnn.backends.torch.capture.to_graph import graph_of
+from pardnn.backends.torch.capture.to_graph import Captured, graph_of
 from pardnn.backends.torch.capture.trace_checks import (
     check_same,
     check_same_numbers,
@@ -102,20 +102,6 @@ from pardnn.graph.ir import Graph
 
 #: A step is traced with other numbers as symbols until the trace agrees; each time more are known.
 _MAX_TRACES = 10
-
-
-class Captured(NamedTuple):
-    """A captured step.
-
-    Attributes:
-        graph: Of the step.
-        uncarried: Names of the tensors that the step changes, but its graph does not.
-        made_anew: Names of those that the first step would keep, and the graph makes each time.
-    """
-
-    graph: Graph
-    uncarried: tuple[str, ...]
-    made_anew: tuple[str, ...] = ()
 
 
 def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Graph:
@@ -149,6 +135,7 @@ def capture_step(
     whole_of: WholeOf = is_whole,
     must_train: bool = True,
     has_loss: bool = True,
+    filled: Collection[str] = (),
 ) -> Captured:
     """Capture a step, also one whose tensors ranks hold in shards.
 
@@ -159,6 +146,7 @@ def capture_step(
         whole_of: Returns the geometry of the whole, where a live tensor is a shard.
         must_train: Whether it must change a parameter; another path of the same step need not.
         has_loss: Whether it must return a loss; an evaluation need not.
+        filled: Names of containers that other paths of the same step only fill.
 
     Raises:
         PardnnError: As `capture` does.
@@ -170,7 +158,8 @@ def capture_step(
         raise unsupported.scripted(scripted[0])
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, Recorders(original))
+    recorders = Recorders(original, filled)
+    traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)
     session = _Session(traces, original, must_train, has_loss)
     with (
         generators_restored(), collector_paused(), access_allowed(),
@@ -215,8 +204,17 @@ class _Session:
                     with contextlib.suppress(NotFollowed, UnsupportedError, UserCodeError):
                         return self._opening(name)
                     restore(self.original.contents)
-                self.traces.recorders.learn(error)
+                self._learn(error)
             restore(self.original.contents)
+
+    def _learn(self, error: OtherUse | PardnnError) -> None:
+        """Learn what containers are used for; raise the error where that is not its cause."""
+        try:
+            self.traces.recorders.learn(error)
+        except UserCodeError as raised:
+            if self.first is None or raised.__cause__ is None:
+                raise
+            raise raises_again(raised.__cause__) from raised.__cause__
 
     def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
@@ -235,6 +233,8 @@ class _Session:
                 if assignments.unmake(settled, trace) or assignments.settle(settled, trace):
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
+                if other is None and trace.unfilled:  # the first step alone fills it
+                    raise OtherUse(trace.unfilled[0])
                 if other is None and (left := left_over(first, trace)):
                     self.traces.carried = {name: self.traces.held[name] for name in left}
                     other = chosen

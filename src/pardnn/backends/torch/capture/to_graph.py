@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,20 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
 
 _HOST_BYTES = 8
+
+
+class Captured(NamedTuple):
+    """A captured step.
+
+    Attributes:
+        graph: Of the step.
+        uncarried: Names of the tensors that the step changes, but its graph does not.
+        made_anew: Names of those that the first step would keep, and the graph makes each time.
+    """
+
+    graph: Graph
+    uncarried: tuple[str, ...]
+    made_anew: tuple[str, ...] = ()
 
 
 def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:

@@ -153,7 +153,8 @@ def run_noted(
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
         noted = schedules_noted(objects, tracer.locator, effects.stepped)
         trace.schedules = stack.enter_context(noted)
-        stack.enter_context(recorders_inserted(objects, recorders.filled, effects.filled))
+        inserted = recorders_inserted(objects, recorders.filled, effects.filled)
+        trace.unfilled = stack.enter_context(inserted)
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
             tracer, lambda: walk_objects(step, args), effects, trace.schedules,

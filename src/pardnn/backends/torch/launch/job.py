@@ -82,7 +82,7 @@ def read_job(directory: Path) -> Job:
 
 def write_pid(directory: Path, rank: int | str) -> None:
     """Let the launcher know this process."""
-    (directory / f"pid-{rank}").write_text(str(os.getpid()), encoding="ascii")
+    _write_whole(directory / f"pid-{rank}", str(os.getpid()))
 
 
 def read_pid(directory: Path, rank: int) -> int | None:
@@ -93,7 +93,14 @@ def read_pid(directory: Path, rank: int) -> int | None:
 
 def write_stage(directory: Path, rank: int | str, stage: str) -> None:
     """Let the launcher know what this process has begun to do."""
-    (directory / f"stage-{rank}").write_text(stage, encoding="utf-8")
+    _write_whole(directory / f"stage-{rank}", stage)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that the launcher may read at any moment: it finds all of it or none."""
+    written = path.with_name(f"{path.name}.tmp")
+    written.write_text(text, encoding="utf-8")
+    written.replace(path)
 
 
 def read_stage(directory: Path, rank: int | str) -> str:

@@ -43,9 +43,9 @@ from pardnn.graph.ir import Graph
 
 #: By the type of a container, what a step may do to it.
 _METHODS: dict[type, frozenset[str]] = {
-    list: frozenset({"append", "extend"}),
-    deque: frozenset({"append", "appendleft", "extend"}),
-    dict: frozenset({"__setitem__"}),
+    list: frozenset({"append", "clear", "extend"}),
+    deque: frozenset({"append", "appendleft", "clear", "extend"}),
+    dict: frozenset({"__setitem__", "clear", "update"}),
 }
 CONTAINERS = tuple(_METHODS)
 _GONE = object()

@@ -21,6 +21,7 @@ from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.filled_containers import filled_names
 from pardnn.backends.torch.runtime.notices import Made, changed_values, not_left, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
@@ -93,6 +94,7 @@ class Maker:
         self._world, self._step, self._state, self._history = state.world, step, state, history
         self._plan, self._decide, self._is_random = plan, decide, is_random
         self._trains, self._is_first, self._prove = trains, True, prove
+        self._filled: set[str] = set()  # containers that some path of the step only fills
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
@@ -235,8 +237,10 @@ class Maker:
         whole_of = self._state.whole_of
         must_train = self._trains and self._is_first
         captured = capture_step(
-            self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains
-        )
+            self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
+            filled=self._filled,
+        )  # fmt: skip
+        self._filled |= {*filled_names(captured.graph)}
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
             not_left(captured.made_anew)

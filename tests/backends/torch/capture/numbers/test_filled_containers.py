@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
@@ -20,6 +21,7 @@ from tests.backends.torch.stepping import (
     cut_plan,
     eager,
     on_ranks,
+    small,
     telling,
 )
 
@@ -127,6 +129,126 @@ def test_a_meter() -> None:
         return telling(tell)
 
     assert_as_eager(make, state=lambda args: vars(meters[0]))
+
+
+def test_a_list_that_some_steps_fill() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model):
+        trainer.calls += 1
+        if trainer.calls % 3 == 0:
+            trainer.log.append((trainer.calls, loss.item()))
+            trainer.by_call[trainer.calls] = loss.item()
+
+    def make() -> Entry:
+        trainer.calls, trainer.log, trainer.by_call = 0, ["first"], {}
+        return telling(tell)
+
+    assert_as_eager(make, state=lambda args: vars(trainer), steps=8, sizes=(1, 2), is_followed=True)
+
+
+def test_what_some_steps_fill_is_captured_anew_once() -> None:
+    trainer = SimpleNamespace(calls=0, log=[])
+
+    def tell(loss, model):
+        trainer.calls += 1
+        if trainer.calls % 2 == 0:
+            trainer.log.append(loss.item())
+
+    step, args = telling(tell)
+    fast = parallelize(
+        step, *args, plan=random_plan(capture(step, *args), 1), device="cpu", timeout=10,
+        decide=lambda graph, size, _: random_plan(graph, size),
+    )  # fmt: skip
+    for _ in range(9):
+        fast(*args[2:])
+    fast.close()
+    assert len(trainer.log) == 4
+    # Without, with, and without once more, now that the list is known to be filled alone.
+    assert fast.captures == 3
+
+
+def test_what_a_step_clears_it_may_fill_and_read() -> None:
+    held = SimpleNamespace()
+
+    def make() -> Entry:
+        held.acts, held.named, held.recent, held.largest = [], {}, deque(), []
+        model, x, y = small()
+
+        def noted(module, given, result):
+            held.acts.append(result)
+            held.named[type(module).__name__] = result.detach()
+
+        model[0].register_forward_hook(noted)
+        model[1].register_forward_hook(noted)
+
+        def step(model, optimizer, x, y):
+            optimizer.zero_grad()
+            del held.acts[:]
+            held.named.clear()
+            held.recent.clear()
+            loss = F.mse_loss(model(x), y) + sum(each.abs().mean() for each in held.acts)
+            loss = loss + held.named["Tanh"].mean() * len(held.acts)
+            loss.backward()
+            held.recent.append(loss.item())
+            held.recent.extend([loss.item() * 2, 3.0])
+            held.largest.append(max(held.recent))
+            optimizer.step()
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+
+    def state(_args: Any) -> Any:
+        return [len(held.acts), list(held.named), list(held.recent), held.largest]
+
+    assert_as_eager(make, state=state, sizes=(1, 2))
+
+
+def test_what_a_step_clears_and_changes_otherwise_is_refused() -> None:
+    acts: list[Any] = []
+
+    def by_data(loss, model):
+        acts.clear()
+        if loss > 1:
+            acts.append(loss.detach())
+        model[0].weight.grad.mul_(len(acts))
+
+    def read_before(loss, model):
+        model[0].weight.grad.mul_(1 + len(acts))
+        acts.clear()
+        acts.append(loss.detach())
+
+    def taken(loss, model):
+        acts.clear()
+        acts.append(loss.detach())
+        acts.append(acts.pop() * 2)
+
+    assert "fills a container that the step clears" in refused(by_data).message
+    assert refused(read_before).code == "E804"
+    assert refused(taken).code == "E804"
+    assert not acts
+
+
+def test_a_step_that_cannot_run_twice_is_not_blamed_on_the_user() -> None:
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    calls = SimpleNamespace(n=0)
+
+    def step(model, optimizer, x, y):
+        if calls.n == 0:
+            optimizer.add_param_group({"params": list(model[2].parameters())})
+        calls.n += 1
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(UnsupportedError, match="raises when capture runs it again") as caught:
+        capture(step, model, optimizer, x, y)
+    assert caught.value.code == "E804"
+    assert "more than one parameter group" in caught.value.message
+    assert len(optimizer.param_groups) == 1
 
 
 def test_between_steps_the_containers_are_the_users() -> None:

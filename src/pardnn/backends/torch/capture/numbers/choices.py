@@ -238,6 +238,10 @@ class Choices:
         if len(self._schedules) > choice.told[1]:
             raise unsupported.choice(choice.line, "steps a schedule")
         told = effects.noted[choice.told[0] :]
+        calls_of = [each["call"] for each in effects.noted if "call" in each]
+        cleared = {name for name, _, method, _ in calls_of if method == "clear"}
+        if any("call" in each and each["call"][0] in cleared for each in told):
+            raise unsupported.choice(choice.line, "fills a container that the step clears")
         changed = changed_numbers(choice.objects.contents)
         rebound = rebound_tensors(choice.objects.contents)
         is_kept = choice.undoing is not None and (choice.undoing.kept or self._is_first)

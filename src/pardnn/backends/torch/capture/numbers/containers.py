@@ -6,7 +6,11 @@ comes back into no later step, unless the step reads them.
 Idea: each container that the first step has filled is replaced, while the step is traced, by a
 recorder: a container of the same type that notes what is put into it and holds nothing. Any other
 use of a recorder ends the trace, and the step is traced anew with the container itself. Code in C
-that looks past a recorder finds an item that is neither number nor tensor.
+that looks past a recorder finds an item that is neither number nor tensor. A step that does not
+fill what another path of it fills (`if self.n % 100 == 0: log.append(...)`) must not read it
+either, as its graph would then hold for what is in it: a recorder shows that, too, and it is noted
+that nothing is put there. What a step clears before it fills it (`acts.clear()`, then hooks append
+to it) may be read from then on: it holds what this step has put there.
 
 Complexity: one more trace for each container with other uses.
 """
@@ -14,6 +18,7 @@ Complexity: one more trace for each container with other uses.
 from __future__ import annotations
 
 import contextlib
+import operator
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -57,19 +62,24 @@ class Filled(NamedTuple):
         holder: The container.
         content: What it held before.
         added: What the step has put into it; None where that cannot be told.
+        is_idle: Whether only another path of the step is known to fill it.
     """
 
     holder: Any
     content: Any
     added: Any
+    is_idle: bool = False
 
 
-def filled_containers(objects: ObjectGraph, without: Collection[str]) -> dict[str, Filled]:
+def filled_containers(
+    objects: ObjectGraph, without: Collection[str], known: Collection[str]
+) -> dict[str, Filled]:
     """Return by name the containers that the first step has filled with what leaves the graph.
 
     Args:
         objects: The object graph before it.
         without: Names of containers of which more uses are known.
+        known: Names of those that other paths of the step fill; taken, too, if it changes nothing.
     """
     bound = [e for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
     prefixes = tuple(f"{entry.name}." for entry in bound)
@@ -77,13 +87,23 @@ def filled_containers(objects: ObjectGraph, without: Collection[str]) -> dict[st
     tables = {id(m.__dict__[k]) for m in modules for k in ("_parameters", "_buffers", "_modules")}
     eligible = [each for each in objects.contents if type(each[1]) in _RECORDERS]
     counts = Counter(name for name, _, _ in eligible)
-    return {
-        name: Filled(holder, content, _added(holder, content))
+    eligible = [
+        (name, holder, content)
         for name, holder, content in eligible
         if name not in without and counts[name] == 1 and "<" not in name
         if id(holder) not in tables and not name.startswith(prefixes)
+    ]
+    filled = {
+        name: Filled(holder, content, _added(holder, content))
+        for name, holder, content in eligible
         if _is_filled(holder, content)
     }
+    idle = {
+        name: Filled(holder, content, [], is_idle=True)
+        for name, holder, content in eligible
+        if name in known and _items(holder) == _items(content)
+    }
+    return filled | idle
 
 
 def alike(name: str, filled: Iterable[str]) -> set[str]:
@@ -102,11 +122,16 @@ def _is_filled(holder: Any, content: Any) -> bool:
             isinstance(content.get(k), NUMBERS) and _is_number(v) for k, v in new.items()
         )
         return not is_known and all(map(is_told, [*new, *new.values()]))
-    if isinstance(holder, list):
-        is_prefix = all(map(_is_same, holder, content))
-        return len(holder) > len(content) and is_prefix and is_told(holder[len(content) :])
-    is_same = len(holder) == len(content) and all(map(_is_same, holder, content))
-    return not is_same and is_told(list(holder))
+    is_prefix = len(holder) >= len(content) and all(map(operator.is_, holder, content))
+    if isinstance(holder, list) and is_prefix:
+        return len(holder) > len(content) and is_told(holder[len(content) :])
+    return not (is_prefix and len(holder) == len(content)) and is_told(list(holder))
+
+
+def _items(container: Any) -> list[Any]:
+    """Return what identifies the items of a container."""
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    return [(key, None if isinstance(x, torch.Tensor) else id(x)) for key, x in items]
 
 
 def _added(holder: Any, content: Any) -> Any:
@@ -141,7 +166,7 @@ def is_told(value: Any, depth: int = 0) -> bool:
 @contextlib.contextmanager
 def recorders_inserted(
     objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
-) -> Iterator[None]:
+) -> Iterator[list[str]]:
     """Put a recorder in the place of each container, for as long as the context is open.
 
     Args:
@@ -149,8 +174,12 @@ def recorders_inserted(
         filled: The containers by name.
         note: Called with what the recorders note.
 
+    Yields:
+        A list that in the end has the names of those that the step has not filled, but for what
+        only another path of it fills.
+
     Raises:
-        OtherUse: The step replaces a container, or does not fill it.
+        OtherUse: The step replaces a container, or it fills one in another way.
     """
     noted: set[str] = set()
 
@@ -164,18 +193,28 @@ def recorders_inserted(
         for slot in slots[name]:
             slot.set(made[name])
     replaced: list[str] = []
+    unfilled: list[str] = []
     try:
-        yield
+        yield unfilled
     finally:
         for name in reversed(made):
             replaced += [name for slot in slots[name] if slot.get() is not made[name]]
             for slot in slots[name]:
                 slot.set(filled[name].holder)
     # Here the step has run through.
-    used = [*replaced, *(name for name, each in made.items() if _len(each) > 1)]
-    used += [n for n in made if n not in noted and not n.startswith(tuple(f"{m}." for m in noted))]
+    grown = [n for n, each in made.items() if _len(each) > 1 and not isinstance(each, _Reopened)]
+    used = [*replaced, *grown]
     if used:
         raise OtherUse(used[0])
+    within = tuple(f"{name}." for name in noted)
+    for name in made:
+        if name in noted or name.startswith(within):
+            continue
+        if filled[name].is_idle:
+            is_dict = isinstance(filled[name].holder, dict)
+            note(name, (), *(("update", ({},)) if is_dict else ("extend", ([],))))
+        else:
+            unfilled.append(name)
 
 
 class _Hidden:
@@ -254,6 +293,46 @@ def _get_default(self: Any, key: Any) -> Any:
     return _other_use(self) if self.pardnn[3] is not list else _set_default(self, key, [])
 
 
+class _Reopened:
+    """Of a recorder that was cleared: it holds what it notes, and can be read."""
+
+
+def _clear(self: Any) -> None:
+    """Begin to hold what is noted; the hidden item goes."""
+    _noted(self, "clear")
+    kind = next(kind for kind in _REOPENED if isinstance(self, kind))
+    kind.clear(self)
+    self.__class__ = _REOPENED[kind]
+
+
+def _clear_slice(self: Any, index: Any) -> None:
+    if index != slice(None):
+        _other_use(self)
+    _clear(self)
+
+
+def _noting(kind: type, name: str, note: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a member of a reopened container that notes what it does, and does it."""
+    real = getattr(kind, name)
+
+    def member(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name in ("extend", "__iadd__"):
+            args = (list(args[0]),)
+        note(self, *args, **kwargs)
+        return real(self, *args, **kwargs)
+
+    return member
+
+
+def _reopened_class(kind: type, members: Mapping[str, Callable[..., Any]]) -> type:
+    """Return a subclass that holds and notes; what changes it otherwise is another use."""
+    noting = {name: _noting(kind, name, note) for name, note in members.items()}
+    others = {n: _other_use for n in _CHANGES if hasattr(kind, n)}
+    clear = {"clear": _noting(kind, "clear", lambda self: _noted(self, "clear"))}
+    members = {**others, **noting, **clear, "is_pardnn_recorder": True}
+    return type(f"Reopened{kind.__name__}", (_Reopened, kind), members)
+
+
 def _recorder_class(kind: type, members: Mapping[str, Any]) -> type:
     """Return a subclass of which every other member of its type is another use."""
     others = {n: _other_use for n in dir(kind) if n not in _OWN and callable(getattr(kind, n))}
@@ -261,11 +340,24 @@ def _recorder_class(kind: type, members: Mapping[str, Any]) -> type:
     return type(f"Recorded{kind.__name__}", (kind,), members)
 
 
-_SEQUENCE = {"append": _append, "extend": _extend, "__iadd__": _iadd}
-_DICTIONARY = {"__setitem__": _set_item, "update": _update, "setdefault": _set_default}
+#: What changes a container in another way than to fill it.
+_CHANGES = ("__delitem__", "__imul__", "__ior__", "__setitem__", "extendleft", "insert", "pop",
+            "popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort")  # fmt: skip
+_SEQUENCE = {"append": _append, "extend": _extend, "__iadd__": _iadd, "clear": _clear}
+_DICTIONARY = {
+    "__setitem__": _set_item, "update": _update, "setdefault": _set_default, "clear": _clear,
+}  # fmt: skip
 _RECORDERS: dict[type, type] = {
-    list: _recorder_class(list, _SEQUENCE),
+    list: _recorder_class(list, {**_SEQUENCE, "__delitem__": _clear_slice}),
     deque: _recorder_class(deque, {**_SEQUENCE, "appendleft": _append_left}),
     dict: _recorder_class(dict, _DICTIONARY),
     defaultdict: _recorder_class(defaultdict, {**_DICTIONARY, "__getitem__": _get_default}),
+}
+_REOPENED: dict[type, type] = {
+    list: _reopened_class(list, {"append": _append, "extend": _extend, "__iadd__": _extend}),
+    deque: _reopened_class(
+        deque,
+        {"append": _append, "appendleft": _append_left, "extend": _extend, "__iadd__": _extend},
+    ),
+    dict: _reopened_class(dict, {"__setitem__": _set_item, "update": _update}),
 }

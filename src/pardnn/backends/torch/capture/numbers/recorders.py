@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pardnn.backends.torch.capture.numbers.containers import (
@@ -21,14 +22,15 @@ class Recorders:
 
     Args:
         objects: The object graph before the first trace.
+        known: Names of containers that other paths of the step only fill.
 
     Attributes:
         filled: Containers that the step only fills, by name.
         sinks: Files, progress bars and writers that it only tells something, likewise.
     """
 
-    def __init__(self, objects: ObjectGraph) -> None:
-        self._objects = objects
+    def __init__(self, objects: ObjectGraph, known: Collection[str] = ()) -> None:
+        self._objects, self._known = objects, known
         self._others: set[str] = set()  # with which the step does more
         self._refused: PardnnError | None = None
         self.filled: dict[str, Filled] = {}
@@ -46,7 +48,7 @@ class Recorders:
         Returns:
             What it has put into each; see `Filled.added`.
         """
-        self.filled = filled_containers(self._objects, self._others)
+        self.filled = filled_containers(self._objects, self._others, self._known)
         restore([(name, each.holder, each.content) for name, each in self.filled.items()])
         return {name: each.added for name, each in self.filled.items()}
 

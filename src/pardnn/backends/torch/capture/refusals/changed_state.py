@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.errors import UnsupportedError, shown
+from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.errors import UnsupportedError, printable, shown
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -104,4 +107,28 @@ def context_variable(name: str) -> UnsupportedError:
         "token = scale.set(2.0), and scale.reset(token) in a `finally`.",
         code="E804",
         details={"changed": [name]},
+    )
+
+
+def raises_again(raised: BaseException) -> UnsupportedError:
+    """Return E804: a step that raises when it is run a second time from where it began.
+
+    Args:
+        raised: The user's exception, of a trace after the first.
+    """
+    where = next(
+        (
+            f"{Path(frame.filename).name}:{frame.lineno}"
+            for frame in reversed(traceback.extract_tb(raised.__traceback__))
+            if not is_library_file(frame.filename)
+        ),
+        None,
+    )
+    return error_at(
+        where,
+        "the step runs once, and raises when capture runs it again from where it began.\n"
+        f"{type(raised).__name__}{at(where)}: {printable(str(raised)):.300}\n"
+        "It changes something that cannot be put back, such as the groups of an optimizer.\n"
+        "Do that between two calls of the step, for instance optimizer.add_param_group(...).",
+        "E804",
     )
