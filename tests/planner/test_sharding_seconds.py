@@ -80,3 +80,18 @@ def test_messages_to_one_device_follow_each_other_where_links_are_serial():
     latency, bandwidth = np.ones((3, 3)), np.full((3, 3), 2.0)
     assert message_seconds(sent, latency, bandwidth, is_serial=False).tolist() == [5.0]
     assert message_seconds(sent, latency, bandwidth, is_serial=True).tolist() == [9.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_random_ops_whose_loops_cannot_be_cut_are_left_whole(size):
+    """Of a plan to start from, say, that was made for other devices."""
+    steps = Steps()
+    steps.source("x", (4, 4))
+    steps.call("empty", "aten.empty_like.default", ["x"], (4, 4))
+    steps.call("mask", "aten.bernoulli_.float", ["empty", 0.5], (4, 4), alias="empty")
+    graph = steps.graph()
+    axes = {op.name: ("i0",) for op in graph.ops if not op.is_source}
+    sharding = Sharding(make_mesh((size,)), dict.fromkeys(("x", "empty", "mask"), (0,)), axes)
+    legal = legalize(graph, sharding)
+    assert legal.axes["mask"] == (("i0",) if size in (2, 4) else (None,))
+    assert estimated(graph, legal).computing > 0

@@ -61,6 +61,9 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
 
 def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]) -> str | None:
     """Leave an op whole that cannot be cut; return a tensor that it still does not find locally."""
+    partitioned = partition_op(op, axes[op.name], emitter.tensors, emitter.mesh)
+    if partitioned is None:
+        axes[op.name] = (None,) * len(emitter.mesh.shape)
     if is_random_op(op.kind):
         for name in writes(op):
             owner = emitter.owners[name]
@@ -68,9 +71,7 @@ def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]
             if any(emitter.boxes[each] != emitter.boxes[name] for each in written):
                 return name
         return None
-    partitioned = partition_op(op, axes[op.name], emitter.tensors, emitter.mesh)
     if partitioned is None:
-        axes[op.name] = (None,) * len(emitter.mesh.shape)
         partitioned = replicate_op(op, emitter.tensors, emitter.mesh)
     gathered = gathered_writes(emitter, op, partitioned)
     return non_local_tensor(emitter, op, partitioned, gathered)

@@ -170,6 +170,18 @@ def test_what_could_tell_a_copy_from_the_original_is_refused() -> None:
             held = torch.ones(4)
         model[0].weight.grad.mul_(held.sum())
 
+    def held_with_a_gradient(loss, model):
+        if loss > 1:
+            HOLDER.waited += 1
+            HOLDER.best = loss
+
+    def held_of_another_shape(loss, model):
+        if loss > 1:
+            HOLDER.waited += 1
+            HOLDER.best = loss.detach().expand(3)
+
+    for code in (held_with_a_gradient, held_of_another_shape):
+        assert "gives 'HOLDER.best' a tensor that is not like the one before" in refused(code)
     assert "that is written later" in refused(original_written)
     assert "into which later code writes" in refused(copy_written)
     for code in (with_a_gradient, laid_out_otherwise, of_another_shape):

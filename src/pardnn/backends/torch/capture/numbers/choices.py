@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -299,12 +299,15 @@ class Choices:
             assert change.slot is not None
             change.slot.set(choose(skips, change.then, change.now))
 
-    def _choose_tensors(self, choice: OpenChoice, rebound: Iterable[Changed]) -> None:
+    def _choose_tensors(self, choice: OpenChoice, rebound: Mapping[str, Changed]) -> None:
         """Let tensors that the code has put in the place of others be chosen between both."""
-        for change in rebound:
+        for name, change in rebound.items():
             found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
-            if found is not None and change.slot is not None:
-                change.slot.set(found)
+            if found is None:
+                what = "a tensor that is not like the one before, or needs a gradient"
+                raise unsupported.choice(choice.line, f"gives {name!r} {what}")
+            assert change.slot is not None
+            change.slot.set(found)
 
     def _either(self, choice: OpenChoice) -> Callable[[Any, Any], Any]:
         """Return what chooses between values before a choice's code and after; None: it cannot."""

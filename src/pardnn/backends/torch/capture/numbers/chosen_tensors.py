@@ -110,14 +110,14 @@ class ChosenTensors:
                 raise unsupported.choice(line, "binds a tensor anew into which later code writes")
 
 
-def rebound_tensors(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
-    """Return the places that hold another tensor than before.
+def rebound_tensors(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
+    """Return the places that hold another tensor than before, by name.
 
     Args:
         contents: `ObjectGraph.contents` of the walk before.
     """
-    found = changes(contents, _is_other_tensor).values()
-    return [each for each in found if each.slot is not None and not each.is_new]
+    found = changes(contents, _is_other_tensor)
+    return {n: each for n, each in found.items() if each.slot is not None and not each.is_new}
 
 
 def _is_other_tensor(now: Any, then: Any) -> bool:
