@@ -92,6 +92,8 @@ def run_traced(
     except (Exception, SystemExit) as error:
         where = tracer.locator.line_of(error)
         unsupported_error = _unsupported_by_message(told(error), where, tracer)
+        if unsupported_error is None and _is_of_zero_tangents(error):
+            unsupported_error = unsupported.zero_tangent(where)
         if unsupported_error is not None:
             raise unsupported_error from error
         if _is_ours(error):
@@ -238,6 +240,16 @@ _NEEDS_FLAG = (
     "requires_grad must be a bool", "training mode is expected to be boolean",
     "'function' object does not support the context manager protocol",
 )  # fmt: skip
+
+
+def _is_of_zero_tangents(error: BaseException) -> bool:
+    """Whether torch's derivatives of functions stumble over tangents without memory."""
+    if "meta" not in str(error):
+        return False
+    trace = error.__traceback__
+    while trace is not None and "_functorch" not in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _unsupported_by_message(
