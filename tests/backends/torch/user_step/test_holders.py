@@ -135,3 +135,16 @@ def test_a_group_that_is_given_another_list_of_parameters_is_named() -> None:
     guards = Guards(step, args, batch_indices(args))
     optimizer.param_groups[1]["params"] = [model.weight]
     assert "optimizer.param_groups.1.params" in [each.name for each in guards.changes({2: X})]
+
+
+def classes(x: torch.Tensor) -> torch.Tensor:
+    """Of a name that is that of a module of torch, which makes something of any attribute."""
+    return x.argmax(-1)
+
+
+def ops(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.ones(2)
+
+
+def test_names_of_torchs_own_namespaces_are_the_users_to_take() -> None:
+    assert not Guards(lambda x: ops(x) + classes(x), (X,), (0,)).changes({0: X})

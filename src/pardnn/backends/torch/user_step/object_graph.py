@@ -332,7 +332,9 @@ def is_library_file(filename: str) -> bool:
 
 def is_library_module(module: Any) -> bool:
     """Whether a module, or a folder of modules without a file of its own, is of a library."""
-    files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    # What it holds, not what it answers: `torch.classes` makes something of any name.
+    held = getattr(module, "__dict__", {})
+    files = [held.get("__file__"), *(held.get("__path__") or ())]
     return is_library_file(next((each for each in files if each), "<"))
 
 
