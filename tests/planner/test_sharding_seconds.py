@@ -7,6 +7,7 @@ import pytest
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
+from pardnn.graph.build import build_graph
 from pardnn.plan.mesh import Layout, make_mesh
 from pardnn.plan.plan import planned_graph
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
@@ -95,3 +96,16 @@ def test_random_ops_whose_loops_cannot_be_cut_are_left_whole(size):
     legal = legalize(graph, sharding)
     assert legal.axes["mask"] == (("i0",) if size in (2, 4) else (None,))
     assert estimated(graph, legal).computing > 0
+
+
+def test_a_storage_whose_shapes_do_not_agree_is_left_whole_and_no_search_goes_on_for_ever():
+    steps = Steps()
+    steps.source("x", (4, 4))
+    steps.call("empty", "aten.empty_like.default", ["x"], (4, 4))
+    steps.call("mask", "aten.bernoulli_.float", ["empty", 0.5], (4, 4), alias="empty")
+    ops = list(steps.ops)
+    bare = dataclasses.replace(ops[1].outputs[0], shape=None)  # as a file may leave it out
+    ops[1] = dataclasses.replace(ops[1], outputs=(bare,))
+    graph = build_graph("without a shape", ops)
+    legal = legalize(graph, search(graph, Cluster.uniform(2)))
+    assert {legal.layouts[name] for name in ("empty", "mask")} == {(None,)}

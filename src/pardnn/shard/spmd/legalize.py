@@ -51,9 +51,13 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
             found = _misplaced(emitter, op, axes)
             if found is None:
                 continue
+            group = members[emitter.owners[found]]
+            # All whole already: shapes of a storage that do not agree, as of a graph without them.
+            if axes[op.name] == none and all(layouts[name] == none for name in group):
+                continue
             changed = True
             axes[op.name] = none
-            for name in members[emitter.owners[found]]:
+            for name in group:
                 layouts[name] = none
                 emitter.boxes[name] = (whole(tensors[name].shape or ()),) * emitter.mesh.size
     return Sharding(sharding.mesh, layouts, axes)
