@@ -168,11 +168,16 @@ def test_what_some_steps_fill_is_captured_anew_once() -> None:
     assert fast.captures == 3
 
 
-def test_what_a_step_clears_it_may_fill_and_read() -> None:
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_what_a_step_clears_it_may_fill_and_read(is_warm: bool) -> None:
     held = SimpleNamespace()
 
     def make() -> Entry:
         held.acts, held.named, held.recent, held.largest = [], {}, deque(), []
+        if is_warm:  # of steps before the first call
+            held.acts += [torch.ones(2), torch.ones(3)]
+            held.named |= {"Tanh": torch.ones(2)}
+            held.recent.append(1.0)
         model, x, y = small()
 
         def noted(module, given, result):
@@ -187,7 +192,10 @@ def test_what_a_step_clears_it_may_fill_and_read() -> None:
             del held.acts[:]
             held.named.clear()
             held.recent.clear()
-            loss = F.mse_loss(model(x), y) + sum(each.abs().mean() for each in held.acts)
+            first = model(x * 2).mean()
+            loss = first + sum(each.mean() for each in held.acts)
+            held.acts.clear()
+            loss = loss + F.mse_loss(model(x), y) + sum(each.abs().mean() for each in held.acts)
             loss = loss + held.named["Tanh"].mean() * len(held.acts)
             loss.backward()
             held.recent.append(loss.item())
@@ -202,6 +210,32 @@ def test_what_a_step_clears_it_may_fill_and_read() -> None:
         return [len(held.acts), list(held.named), list(held.recent), held.largest]
 
     assert_as_eager(make, state=state, sizes=(1, 2))
+
+
+def test_what_a_step_clears_may_be_told_at_some_steps() -> None:
+    held = SimpleNamespace()
+
+    def make() -> Entry:
+        held.acts, held.log, held.calls = [], [], 0
+        model, x, y = small()
+        model[1].register_forward_hook(lambda module, given, result: held.acts.append(result))
+
+        def step(model, optimizer, x, y):
+            held.acts.clear()
+            held.calls += 1
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            if held.calls % 2 == 0:
+                held.log.append(held.acts[0].mean().item())
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+
+    assert_as_eager(
+        make, state=lambda _: [len(held.acts), held.log], steps=7, sizes=(1, 2), is_followed=True
+    )
 
 
 def test_what_a_step_clears_and_changes_otherwise_is_refused() -> None:

@@ -112,13 +112,18 @@ def _filled(trace: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
 
     Not those of a failing check, which the first trace has not run.
     """
-    found: dict[str, set[str]] = {}
-    for effect in trace.effects.noted:
-        if "call" in effect and not of_a_check(effect):
-            name, keys, _, args = effect["call"]
-            leaves = (_told_leaves(content, numbered) for content in (*keys, *args))
-            found.setdefault(name, set()).update(*leaves)
-    return found
+    found: dict[str, dict[Any, set[str]]] = {}
+    for number, effect in enumerate(trace.effects.noted):
+        if "call" not in effect or of_a_check(effect):
+            continue
+        name, keys, method, args = effect["call"]
+        leaves = set[str]().union(*(_told_leaves(each, numbered) for each in (*keys, *args)))
+        if method == "clear":
+            found[name] = {}
+        # What is set twice under a key is there once.
+        place = (str(keys), str(args[0])) if method == "__setitem__" else number
+        found.setdefault(name, {})[place] = leaves
+    return {name: set[str]().union(*each.values()) for name, each in found.items()}
 
 
 def _told_leaves(content: Any, numbered: NumberedTrace) -> set[str]:

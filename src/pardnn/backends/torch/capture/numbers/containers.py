@@ -103,7 +103,7 @@ def filled_containers(
         for name, holder, content in eligible
         if name in known and _items(holder) == _items(content)
     }
-    return filled | idle
+    return idle | filled
 
 
 def alike(name: str, filled: Iterable[str]) -> set[str]:
@@ -117,7 +117,7 @@ def _is_filled(holder: Any, content: Any) -> bool:
     if isinstance(holder, dict):
         if not content.keys() <= holder.keys():
             return False
-        new = {k: v for k, v in holder.items() if k not in content or not _is_same(content[k], v)}
+        new = {k: v for k, v in holder.items() if k not in content or content[k] is not v}
         is_known = all(
             isinstance(content.get(k), NUMBERS) and _is_number(v) for k, v in new.items()
         )
@@ -131,7 +131,7 @@ def _is_filled(holder: Any, content: Any) -> bool:
 def _items(container: Any) -> list[Any]:
     """Return what identifies the items of a container."""
     items = container.items() if isinstance(container, dict) else enumerate(container)
-    return [(key, None if isinstance(x, torch.Tensor) else id(x)) for key, x in items]
+    return [(key, id(item)) for key, item in items]
 
 
 def _added(holder: Any, content: Any) -> Any:
@@ -139,12 +139,8 @@ def _added(holder: Any, content: Any) -> Any:
     if isinstance(holder, dict):
         return [x for x in holder.items() if x[0] not in content or x[1] is not content[x[0]]]
     items = list(holder)
-    return items[len(content) :] if all(map(_is_same, items, content)) else None
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether nothing has changed; tensors have placeholders while a step is traced."""
-    return one is other or (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor))
+    is_longer = len(items) >= len(content) and all(map(operator.is_, items, content))
+    return items[len(content) :] if is_longer else None
 
 
 def _is_number(value: Any) -> bool:
