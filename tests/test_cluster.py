@@ -74,6 +74,8 @@ def test_unknown_preset_lists_the_names() -> None:
         ({"devices": [{"name": "a", "memory": -1}]}, "memory"),
         ({"devices": [{"name": "a", "memory": True}]}, r"\$\.devices\[0\]\.memory"),
         ({"default_link": {"bandwidth": 0.0}}, "bandwidth"),
+        ({"default_link": {"bandwidth": 1e-309}}, "at least 1e-06"),
+        ({"links": [{"from": "gpu:0", "to": "gpu:1", "bandwidth": 1e-7}]}, "at least 1e-06"),
         ({"default_link": {"bandwidth": 1.0, "latency": -1.0}}, "latency"),
         ({"default_link": {"bandwidth": 1.0, "latency": 1e308}}, "latency"),
         ({"links": [{"from": "x", "to": "gpu:0", "bandwidth": 1.0}]}, "no such device"),

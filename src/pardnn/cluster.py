@@ -27,6 +27,8 @@ DEFAULT_LATENCY = 25e-6
 MAX_DEVICES = 1024
 #: Of a message; sums of any number of them are finite, in nanoseconds too.
 MAX_LATENCY_S = 1e9
+#: Bytes per second; the seconds of any message are finite.
+MIN_BANDWIDTH = 1e-6
 #: Sums of a few of these still fit the 64 bits of the kernels.
 MAX_MEMORY_BYTES = 1 << 60
 
@@ -254,8 +256,11 @@ def _problems(cluster: Cluster) -> Iterator[str]:
 
 
 def _rate_problems(where: str, rate: Link | Rate) -> Iterator[str]:
-    if not (math.isfinite(rate.bandwidth) and rate.bandwidth > 0):
-        yield f"{where}: bandwidth is {rate.bandwidth} bytes per second; it must be above 0"
+    if not (math.isfinite(rate.bandwidth) and rate.bandwidth >= MIN_BANDWIDTH):
+        yield (
+            f"{where}: bandwidth is {rate.bandwidth} bytes per second; it must be at least "
+            f"{MIN_BANDWIDTH:g}"
+        )
     if not 0 <= rate.latency <= MAX_LATENCY_S:
         yield f"{where}: latency is {rate.latency} seconds; it is from 0 to {MAX_LATENCY_S:g}"
 
