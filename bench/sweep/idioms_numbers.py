@@ -143,7 +143,77 @@ def average_meter() -> Entry:
     return _collecting(tell)
 
 
+def early_stopping() -> Entry:
+    trainer = SimpleNamespace(best=math.inf, waited=0)
+
+    def tell(loss):
+        if loss.item() < trainer.best:
+            trainer.best = loss.item()
+            trainer.waited = 0
+        else:
+            trainer.waited += 1
+        return trainer.waited > 3
+
+    return _collecting(tell)
+
+
+def best_tensor() -> Entry:
+    trainer = SimpleNamespace(best=torch.tensor(math.inf))
+
+    def tell(loss):
+        if loss < trainer.best:
+            trainer.best = loss.detach()
+
+    return _collecting(tell)
+
+
+def clipped_by_name() -> Entry:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            if gradient.norm() > 0.1:
+                gradient = gradient / gradient.norm() * 0.1
+            parameter.grad = gradient
+        optimizer.step()
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+def logged_at_times() -> Entry:
+    trainer = SimpleNamespace(calls=0, log=[])
+
+    def tell(loss):
+        trainer.calls += 1
+        if trainer.calls % 2 == 0:
+            trainer.log.append((trainer.calls, loss.item()))
+
+    return _collecting(tell)
+
+
+def hooked_activations() -> Entry:
+    model, x, y = small()
+    held: list[torch.Tensor] = []
+    model[0].register_forward_hook(lambda module, given, result: held.append(result))
+
+    def step(model, optimizer, x, y):
+        held.clear()
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y) + held[0].abs().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
 CASES: dict[str, Factory] = {each.__name__: each for each in (
     checked, counted_rate, loss_list, history_of_lists, history_by_name, average_meter,
-    update_if_finite, update_if_small, returned_if_not_finite,
+    update_if_finite, update_if_small, returned_if_not_finite, early_stopping, best_tensor,
+    clipped_by_name, logged_at_times, hooked_activations,
 )}  # fmt: skip
