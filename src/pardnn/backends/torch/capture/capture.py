@@ -233,8 +233,6 @@ class _Session:
                 if assignments.unmake(settled, trace) or assignments.settle(settled, trace):
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
-                if other is None and trace.unfilled:  # the first step alone fills it
-                    raise OtherUse(trace.unfilled[0])
                 if other is None and (left := left_over(first, trace)):
                     self.traces.carried = {name: self.traces.held[name] for name in left}
                     other = chosen

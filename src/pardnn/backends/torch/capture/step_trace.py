@@ -29,7 +29,7 @@ class StepTrace:
         result: What the step returned.
         schedules: Names of the learning rate schedules that it stepped.
         effects: What the step tells: `numbers.effects.Effects`.
-        choices: Code of it that runs by data: `numbers.choices.Choices`.
+        choices: Code of it that runs by data: `choices.choices.Choices`.
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: Of the first step: values of the tensors that it creates, by name.

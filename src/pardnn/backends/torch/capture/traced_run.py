@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
 from pardnn.backends.torch.capture.assigned.differences import assigned_values
 from pardnn.backends.torch.capture.assigned.stores import Stores
-from pardnn.backends.torch.capture.numbers.choices import Choices
+from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
     class_attributes,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, number_without_name
 from pardnn.backends.torch.capture.refusals.first_step import (
@@ -134,8 +135,19 @@ def reconsidered(
         numbers: Held before and after the first step.
 
     Raises:
+        OtherUse: The selection is right, and the first step alone fills a container.
         UnsupportedError: E804, if the step changes Python values in ways that no symbol follows.
     """
+    found = _other(chosen, trace, first, numbers)
+    if found is None and trace.unfilled:
+        raise OtherUse(trace.unfilled[0])
+    return found
+
+
+def _other(
+    chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
+) -> Selection | None:
+    """Return another selection, see `reconsidered`."""
     needed = _needed_ints(trace) - chosen.held
     if needed:
         return replace(chosen, frozen=chosen.frozen | needed)

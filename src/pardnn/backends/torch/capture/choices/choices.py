@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture.numbers.branches import (
+from pardnn.backends.torch.capture.choices.branches import (
     Position,
     Region,
     asking_frame,
@@ -35,7 +35,8 @@ from pardnn.backends.torch.capture.numbers.branches import (
     region_of,
     tested_position,
 )
-from pardnn.backends.torch.capture.numbers.chosen_tensors import ChosenTensors, rebound_tensors
+from pardnn.backends.torch.capture.choices.chosen_tensors import ChosenTensors, rebound_tensors
+from pardnn.backends.torch.capture.choices.open_choice import OpenChoice
 from pardnn.backends.torch.capture.numbers.effects import Effects
 from pardnn.backends.torch.capture.numbers.left_behind import (
     Chosen,
@@ -47,7 +48,6 @@ from pardnn.backends.torch.capture.numbers.left_behind import (
     reads,
     values_in,
 )
-from pardnn.backends.torch.capture.numbers.open_choice import OpenChoice
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, first_change
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
@@ -237,11 +237,7 @@ class Choices:
             raise unsupported.choice(choice.line, "draws random numbers")
         if len(self._schedules) > choice.told[1]:
             raise unsupported.choice(choice.line, "steps a schedule")
-        told = effects.noted[choice.told[0] :]
-        calls_of = [each["call"] for each in effects.noted if "call" in each]
-        cleared = {name for name, _, method, _ in calls_of if method == "clear"}
-        if any("call" in each and each["call"][0] in cleared for each in told):
-            raise unsupported.choice(choice.line, "fills a container that the step clears")
+        told = self._told(choice)
         changed = changed_numbers(choice.objects.contents)
         rebound = rebound_tensors(choice.objects.contents)
         is_kept = choice.undoing is not None and (choice.undoing.kept or self._is_first)
@@ -267,6 +263,16 @@ class Choices:
             before = len(tracer.calls)
             self._values |= chosen_locals(choice.locals, now, self._either(choice), choice.line)
             self._selecting |= {*tracer.calls[before:]}
+
+    def _told(self, choice: OpenChoice) -> list[dict[str, Any]]:
+        """Return what the code of a choice tells; what a step clears, it may read, too."""
+        noted = self._effects.noted
+        filled = [each["call"] for each in noted if "call" in each]
+        cleared = {name for name, _, method, _ in filled if method == "clear"}
+        told = noted[choice.told[0] :]
+        if any("call" in each and each["call"][0] in cleared for each in told):
+            raise unsupported.choice(choice.line, "fills a container that the step clears")
+        return told
 
     def _turn(
         self, choice: OpenChoice, other: tuple[Position, Position], now: dict[str, Any]

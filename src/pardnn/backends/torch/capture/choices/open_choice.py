@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture.numbers.branches import Position, Region
+from pardnn.backends.torch.capture.choices.branches import Position, Region
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
