@@ -214,7 +214,8 @@ class _Session:
         except UserCodeError as raised:
             if self.first is None or raised.__cause__ is None:
                 raise
-            raise raises_again(raised.__cause__) from raised.__cause__
+            where = self.first.tracer.locator.line_of(raised.__cause__)
+            raise raises_again(raised.__cause__, where) from raised.__cause__
 
     def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""

@@ -29,7 +29,7 @@ def traces_differ(
         other: Calls of the other one.
         hints: Numbers of host scalars of both.
     """
-    hints = known_numbers([*one, *other], hints)
+    hints = _known_numbers([*one, *other], hints)
     positions: dict[Value, Any] = {}
     other_positions: dict[Value, Any] = {}
     rows = itertools.zip_longest(_on_tensors(one, hints), _on_tensors(other, hints))
@@ -45,7 +45,7 @@ def traces_differ(
     return None
 
 
-def known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Value, Any]:
+def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Value, Any]:
     """Return the numbers that are known although they come from a choice by data.
 
     That is one between equal numbers, as of a count that is 0 and set to 0, and what Python

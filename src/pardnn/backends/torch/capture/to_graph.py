@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
 from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.kernel_memory import workspace
 from pardnn.graph.build import build_graph
@@ -115,7 +115,7 @@ def base_name(kind: str) -> str:
     """Return the op's name within its kind: "mm" of "aten.mm.default"."""
     if kind.startswith("scalar."):
         return kind.replace(".", "_")
-    if kind == "aten._local_scalar_dense.default":
+    if kind == ITEM:
         return "item"
     parts = kind.replace("::", ".").split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")

@@ -13,7 +13,7 @@ from pardnn.backends.torch.capture.step_trace import (
     changes_parameters,
     may_go_otherwise,
 )
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import UsageError
 
@@ -79,7 +79,7 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = ".param_groups." not in f".{call.name}"
-        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
+        is_read = call.kind == ITEM and call not in permitted
         storage = call.inputs[0].storage if is_read else None
         is_read = is_read and (storage is None or storage.owner.call.kind != "state")
         if touched and is_read and not feeding.isdisjoint(call.outputs):

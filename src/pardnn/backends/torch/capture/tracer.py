@@ -31,7 +31,7 @@ from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
-from pardnn.backends.torch.capture.trace_ir import Call, CallArguments, Value, geometry_of
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, CallArguments, Value, geometry_of
 from pardnn.backends.torch.ops.codec import flatten_result, instances
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol
 from pardnn.backends.torch.ops.schema import (
@@ -120,7 +120,7 @@ class Tracer(TorchDispatchMode):
 
     def item_of(self, value: Value) -> Value:
         """Record the call of `.item()` of a tensor, a value of this trace; return its number."""
-        call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
+        call = Call(kind=ITEM, args=[value], inputs=[value])
         self.aliases.note_read(call, value)
         assert value.geometry is not None
         dtype = value.geometry[3]

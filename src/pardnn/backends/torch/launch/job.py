@@ -82,7 +82,7 @@ def read_job(directory: Path) -> Job:
 
 def write_pid(directory: Path, rank: int | str) -> None:
     """Let the launcher know this process."""
-    _write_whole(directory / f"pid-{rank}", str(os.getpid()))
+    write_whole(directory / f"pid-{rank}", str(os.getpid()))
 
 
 def read_pid(directory: Path, rank: int) -> int | None:
@@ -93,11 +93,11 @@ def read_pid(directory: Path, rank: int) -> int | None:
 
 def write_stage(directory: Path, rank: int | str, stage: str) -> None:
     """Let the launcher know what this process has begun to do."""
-    _write_whole(directory / f"stage-{rank}", stage)
+    write_whole(directory / f"stage-{rank}", stage)
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that the launcher may read at any moment: it finds all of it or none."""
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that another process may read at any moment: it finds all of it or none."""
     written = path.with_name(f"{path.name}.tmp")
     written.write_text(text, encoding="utf-8")
     written.replace(path)
@@ -133,10 +133,7 @@ def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> No
         rank: Whose result it is; `REFERENCE` for the reference's.
         result: JSON types; `{"error": ...}` of a process that failed.
     """
-    path = result_path(directory, rank)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(result_path(directory, rank), json.dumps(result))
 
 
 def read_result(directory: Path, rank: int | str) -> dict[str, Any] | None:

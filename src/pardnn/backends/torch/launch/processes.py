@@ -39,6 +39,7 @@ from pardnn.backends.torch.launch.job import (
     read_pid,
     read_result,
     write_result,
+    write_whole,
 )
 
 WORKER = "pardnn.backends.torch.launch.worker"
@@ -101,8 +102,7 @@ def _heed(directory: Path) -> None:
     marker = directory / SIGNAL_FILE
 
     def heed(number: int, _frame: FrameType | None) -> None:
-        marker.with_suffix(".tmp").write_text(signal.Signals(number).name, encoding="ascii")
-        marker.with_suffix(".tmp").replace(marker)
+        write_whole(marker, signal.Signals(number).name)
         for each in SIGNALS:
             signal.signal(each, interrupt)
 

@@ -23,6 +23,7 @@ MMAP_THRESHOLD_BYTES = 128 << 10
 #: Where the threshold ends that glibc moves by itself; it trims its heap at twice that.
 _GROWN_BYTES = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX, _M_MMAP_MAX = -1, -3, -8, -4
+_GIVEN_BACK = {_M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: MMAP_THRESHOLD_BYTES}
 
 _is_pinned = False
 
@@ -31,10 +32,7 @@ def pin_allocator() -> None:
     """Make glibc give freed tensors back to the system; before the first large allocation."""
     global _is_pinned
     _is_pinned = True
-    _set({
-        _M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: MMAP_THRESHOLD_BYTES,
-        _M_MMAP_MAX: 1 << 20, _M_ARENA_MAX: 1,
-    })  # fmt: skip
+    _set(_GIVEN_BACK | {_M_MMAP_MAX: 1 << 20, _M_ARENA_MAX: 1})
 
 
 @contextlib.contextmanager
@@ -43,7 +41,7 @@ def as_on_ranks() -> Iterator[None]:
     if _is_pinned:
         yield
         return
-    _set({_M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: MMAP_THRESHOLD_BYTES})
+    _set(_GIVEN_BACK)
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,16 @@ def profile_graph(
     budget_seconds = min(budget_seconds, max(seconds_left(), 0.0))
     tensors = tensors_by_name(graph)
     folder = folder or cache_folder()
-    with _quiet(device, threads), as_on_ranks():
+    with _quiet(device, threads):
         machine = machine_of(device)
         cached = load_table(machine, folder)
         cases = _cases(graph, tensors)
         missing = [case for case in cases if case.text not in cached.entries]
-        table, estimates, estimated = _measure_all(
-            cached, missing, graph, tensors, device, progress, budget_seconds, memory, admit
-        )
+        measures = missing and device.type == "cpu"
+        with as_on_ranks() if measures else nullcontext():
+            table, estimates, estimated = _measure_all(
+                cached, missing, graph, tensors, device, progress, budget_seconds, memory, admit
+            )
     if table is not cached and is_kept:
         save_table(table, folder)
     # Not kept: with more memory, the call can be timed.

@@ -52,7 +52,7 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
     return (
-        f"stopped by the system at {bound >> 20} MiB (RLIMIT_DATA): {baseline >> 20} held at the "
+        f"the system stops it beyond {bound >> 20} MiB (RLIMIT_DATA): {baseline >> 20} held at the "
         f"start + {limit_bytes >> 20} limit + {ALLOWANCE_BYTES >> 20} allowance"
     )
 

@@ -240,7 +240,7 @@ class Maker:
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
             filled=self._filled,
         )  # fmt: skip
-        self._filled |= {*filled_names(captured.graph)}
+        self._filled.update(filled_names(captured.graph))
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
             not_left(captured.made_anew)

@@ -263,6 +263,20 @@ def test_what_a_step_clears_and_changes_otherwise_is_refused() -> None:
     assert not acts
 
 
+def test_a_dictionary_of_defaults_that_a_step_clears() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model):
+        trainer.of.clear()
+        trainer.of["loss"].append(loss.item())
+
+    def make() -> Entry:
+        trainer.of = defaultdict(list)
+        return telling(tell)
+
+    assert_as_eager(make, state=lambda args: dict(trainer.of))
+
+
 def test_a_step_that_cannot_run_twice_is_not_blamed_on_the_user() -> None:
     model, x, y = small()
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
@@ -282,6 +296,7 @@ def test_a_step_that_cannot_run_twice_is_not_blamed_on_the_user() -> None:
         capture(step, model, optimizer, x, y)
     assert caught.value.code == "E804"
     assert "more than one parameter group" in caught.value.message
+    assert "test_filled_containers.py:" in caught.value.details["source"]
     assert len(optimizer.param_groups) == 1
 
 

@@ -53,11 +53,6 @@ class ChosenTensors:
         self._tracer = tracer
         self._selected: list[_Selected] = []
 
-    @property
-    def calls(self) -> set[Call]:
-        """Those that select, and bring a condition to where they do."""
-        return {selected.call for selected in self._selected}
-
     def select(self, skips: torch.Tensor, old: Any, new: Any, line: str | None) -> Any:
         """Return a tensor that is `old` where code was skipped, else `new`; None if it cannot be.
 

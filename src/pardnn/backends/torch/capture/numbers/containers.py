@@ -122,7 +122,7 @@ def _is_filled(holder: Any, content: Any) -> bool:
             isinstance(content.get(k), NUMBERS) and _is_number(v) for k, v in new.items()
         )
         return not is_known and all(map(is_told, [*new, *new.values()]))
-    is_prefix = len(holder) >= len(content) and all(map(operator.is_, holder, content))
+    is_prefix = _begins_with(holder, content)
     if isinstance(holder, list) and is_prefix:
         return len(holder) > len(content) and is_told(holder[len(content) :])
     return not (is_prefix and len(holder) == len(content)) and is_told(list(holder))
@@ -138,9 +138,12 @@ def _added(holder: Any, content: Any) -> Any:
     """Return the new items of a container, as a list."""
     if isinstance(holder, dict):
         return [x for x in holder.items() if x[0] not in content or x[1] is not content[x[0]]]
-    items = list(holder)
-    is_longer = len(items) >= len(content) and all(map(operator.is_, items, content))
-    return items[len(content) :] if is_longer else None
+    return list(holder)[len(content) :] if _begins_with(holder, content) else None
+
+
+def _begins_with(holder: Any, content: Any) -> bool:
+    """Whether a sequence begins with the very items that it held before."""
+    return len(holder) >= len(content) and all(map(operator.is_, holder, content))
 
 
 def _is_number(value: Any) -> bool:
@@ -239,8 +242,13 @@ def _recorder_of(holder: Any, note: Note, name: str, keys: tuple[Any, ...] = ())
     return made
 
 
+def _kind_of(made: Any) -> type:
+    """Return the type whose own members see what is in a recorder."""
+    return next(kind for kind in _REOPENED if isinstance(made, kind))
+
+
 def _len(made: Any) -> int:
-    return next(kind for kind in _RECORDERS if isinstance(made, kind)).__len__(made)
+    return _kind_of(made).__len__(made)
 
 
 def _other_use(self: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -296,7 +304,7 @@ class _Reopened:
 def _clear(self: Any) -> None:
     """Begin to hold what is noted; the hidden item goes."""
     _noted(self, "clear")
-    kind = next(kind for kind in _REOPENED if isinstance(self, kind))
+    kind = _kind_of(self)
     kind.clear(self)
     self.__class__ = _REOPENED[kind]
 
@@ -339,21 +347,20 @@ def _recorder_class(kind: type, members: Mapping[str, Any]) -> type:
 #: What changes a container in another way than to fill it.
 _CHANGES = ("__delitem__", "__imul__", "__ior__", "__setitem__", "extendleft", "insert", "pop",
             "popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort")  # fmt: skip
-_SEQUENCE = {"append": _append, "extend": _extend, "__iadd__": _iadd, "clear": _clear}
-_DICTIONARY = {
-    "__setitem__": _set_item, "update": _update, "setdefault": _set_default, "clear": _clear,
-}  # fmt: skip
-_RECORDERS: dict[type, type] = {
-    list: _recorder_class(list, {**_SEQUENCE, "__delitem__": _clear_slice}),
-    deque: _recorder_class(deque, {**_SEQUENCE, "appendleft": _append_left}),
-    dict: _recorder_class(dict, _DICTIONARY),
-    defaultdict: _recorder_class(defaultdict, {**_DICTIONARY, "__getitem__": _get_default}),
-}
+_LIST = {"append": _append, "extend": _extend, "__iadd__": _iadd}
+_DEQUE = {**_LIST, "appendleft": _append_left}
+_DICT = {"__setitem__": _set_item, "update": _update}
+#: A `defaultdict` that is cleared would make items that nobody notes: that is another use.
 _REOPENED: dict[type, type] = {
-    list: _reopened_class(list, {"append": _append, "extend": _extend, "__iadd__": _extend}),
-    deque: _reopened_class(
-        deque,
-        {"append": _append, "appendleft": _append_left, "extend": _extend, "__iadd__": _extend},
+    list: _reopened_class(list, _LIST),
+    deque: _reopened_class(deque, _DEQUE),
+    dict: _reopened_class(dict, _DICT),
+}
+_RECORDERS: dict[type, type] = {
+    list: _recorder_class(list, {**_LIST, "clear": _clear, "__delitem__": _clear_slice}),
+    deque: _recorder_class(deque, {**_DEQUE, "clear": _clear}),
+    dict: _recorder_class(dict, {**_DICT, "setdefault": _set_default, "clear": _clear}),
+    defaultdict: _recorder_class(
+        defaultdict, {**_DICT, "setdefault": _set_default, "__getitem__": _get_default}
     ),
-    dict: _reopened_class(dict, {"__setitem__": _set_item, "update": _update}),
 }

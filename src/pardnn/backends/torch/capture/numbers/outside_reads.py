@@ -49,7 +49,9 @@ _READS_FOR_USERS = ("torch.serialization", "torch.hub")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 #: Between the clocks of two traces, seconds: 1,157 days, 9 hours and 47 minutes, an odd number.
 APART_S = 100_000_007
-_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+_CLOCKS = (
+    "time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime",
+)  # fmt: skip
 #: They take the moment that they show, or show the present one: its position among arguments.
 _SHOWN_MOMENT = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 
@@ -151,13 +153,9 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
 def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
     """Yield what tells the time, by module and name, and what tells it `by_s` seconds later."""
     is_asked = _asked_by_user()
-    for name in _CLOCKS:
+    for name in filter(functools.partial(hasattr, time), _CLOCKS):  # not each system has all
         yield time, name, _later(getattr(time, name), by_s, is_asked)
         yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), by_s * 10**9, is_asked)
-    for suffix, unit in (("", 1), ("_ns", 10**9)):
-        if hasattr(time, f"clock_gettime{suffix}"):  # not on Windows
-            name = f"clock_gettime{suffix}"
-            yield time, name, _later(getattr(time, name), by_s * unit, is_asked)
     for name, position in _SHOWN_MOMENT.items():
         yield time, name, _showing(getattr(time, name), position, by_s, is_asked)
     for real in (datetime.datetime, datetime.date):

@@ -17,9 +17,7 @@ from typing import Any
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, number_without_name
-from pardnn.backends.torch.capture.refusals.first_step import (
-    first_step_differs,
-)
+from pardnn.backends.torch.capture.refusals.first_step import first_step_differs
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.same_calls import is_part_of
 from pardnn.backends.torch.capture.step_trace import StepTrace

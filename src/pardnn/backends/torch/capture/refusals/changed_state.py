@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.object_graph import is_library_file
 from pardnn.errors import UnsupportedError, printable, shown
 
 
@@ -110,20 +107,13 @@ def context_variable(name: str) -> UnsupportedError:
     )
 
 
-def raises_again(raised: BaseException) -> UnsupportedError:
+def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
     """Return E804: a step that raises when it is run a second time from where it began.
 
     Args:
         raised: The user's exception, of a trace after the first.
+        where: "file.py:line" of the user's code that raised; None if unknown.
     """
-    where = next(
-        (
-            f"{Path(frame.filename).name}:{frame.lineno}"
-            for frame in reversed(traceback.extract_tb(raised.__traceback__))
-            if not is_library_file(frame.filename)
-        ),
-        None,
-    )
     return error_at(
         where,
         "the step runs once, and raises when capture runs it again from where it began.\n"

@@ -22,11 +22,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.trace_ir import Storage, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import node_of
 
-_ITEM = "aten._local_scalar_dense.default"
 _SUMS = {"scalar.add": 1, "aten.add.Tensor": 1, "scalar.sub": -1, "aten.sub.Tensor": -1}
 
 
@@ -244,7 +243,7 @@ def _linear(value: Value) -> tuple[Value, int]:
     while True:
         call = value.call
         one, *others = call.args or [None]
-        if call.kind == _ITEM:
+        if call.kind == ITEM:
             value = call.inputs[0]
         elif call.kind in _SUMS and not call.kwargs and type(others[0]) is int:
             offset += _SUMS[call.kind] * others[0]
