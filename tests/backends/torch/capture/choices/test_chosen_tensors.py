@@ -48,6 +48,18 @@ def early_stopping(model, optimizer, x, y):
     return loss
 
 
+def counted_since(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    if loss > 1.6:
+        HOLDER.waited = 0  # which it is at the first step: nothing changes there
+    else:
+        HOLDER.waited += 1
+    return loss
+
+
 def clipped_by_name(model, optimizer, x, y):
     optimizer.zero_grad()
     loss = F.mse_loss(model(x), y)
@@ -113,7 +125,7 @@ def batch(i: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(
-    "step", [best_of_all, early_stopping, clipped_by_name, either_way, projected]
+    "step", [best_of_all, early_stopping, counted_since, clipped_by_name, either_way, projected]
 )
 def test_whichever_tensor_is_chosen_is_that_of_eager(step: Callable[..., Any]) -> None:
     assert_as_eager(lambda: made(step), batch, lambda _: HOLDER.state(), steps=6, sizes=(1,))
@@ -152,6 +164,19 @@ def test_what_could_tell_a_copy_from_the_original_is_refused() -> None:
             gradient = gradient * 2
         gradient.mul_(0.5)  # of the parameter's own gradient, where the loss is small
 
+    def original_written_by_the_copy(loss, model):
+        gradient = model[0].weight.grad
+        if loss > 1:
+            gradient = gradient * 2
+        model[0].weight.grad.mul_(gradient)
+
+    def copy_of_what_stays_written(loss, model):
+        held = HOLDER.best
+        if loss > 1:
+            held = loss.detach() * 2
+        held.mul_(0.5)  # of what later steps find, where the loss is small
+        model[0].weight.grad.mul_(held)
+
     def with_a_gradient(loss, model):
         again = loss
         if loss > 1:
@@ -183,7 +208,9 @@ def test_what_could_tell_a_copy_from_the_original_is_refused() -> None:
     for code in (held_with_a_gradient, held_of_another_shape):
         assert "gives 'HOLDER.best' a tensor that is not like the one before" in refused(code)
     assert "that is written later" in refused(original_written)
+    assert "that is written later" in refused(original_written_by_the_copy)
     assert "into which later code writes" in refused(copy_written)
+    assert "into which later code writes" in refused(copy_of_what_stays_written)
     for code in (with_a_gradient, laid_out_otherwise, of_another_shape):
         assert "neither a number nor a tensor like the one before" in refused(code)
 
