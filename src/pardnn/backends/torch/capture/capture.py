@@ -208,9 +208,10 @@ class _Session:
             restore(self.original.contents)
 
     def _learn(self, error: OtherUse | PardnnError) -> None:
-        """Learn what containers are used for; raise the error where that is not its cause."""
+        """Learn from an error how to trace the step otherwise; raise it where nothing is left."""
         try:
-            self.traces.recorders.learn(error)
+            if not self.traces.forms.learn(error):
+                self.traces.recorders.learn(error)
         except UserCodeError as raised:
             if self.first is None or raised.__cause__ is None:
                 raise

@@ -19,6 +19,8 @@ import torch
 
 from pardnn.backends.torch.capture.trace_ir import Call
 
+#: A line beyond it is the remainder: of a function in other words, see `choices.normal_form`.
+LINES = 100_000
 _INTERNAL_PACKAGES = ("torch", "numpy", "pardnn")
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 
@@ -67,7 +69,7 @@ class Locator:
         while frame is not None:
             shown = self._users_path(frame)
             if shown is not None:
-                return f"{shown}:{frame.f_lineno}"
+                return f"{shown}:{frame.f_lineno % LINES}"
             frame = frame.f_back
         return None
 
@@ -78,7 +80,7 @@ class Locator:
         while trace is not None:
             shown = self._users_path(trace.tb_frame)
             if shown is not None:
-                found = f"{shown}:{trace.tb_lineno}"
+                found = f"{shown}:{trace.tb_lineno % LINES}"
             trace = trace.tb_next
         return found
 

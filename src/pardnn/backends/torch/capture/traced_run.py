@@ -21,6 +21,7 @@ from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
 from pardnn.backends.torch.capture.assigned.differences import assigned_values
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
+from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
     class_attributes,
@@ -130,6 +131,7 @@ def run_noted(
     recorders: Recorders,
     names: Mapping[int, str],
     chosen: Selection,
+    forms: NormalForms,
     number: int = 0,
 ) -> None:
     """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
@@ -142,6 +144,7 @@ def run_noted(
         recorders: Stand for what it only fills or tells.
         names: Of the placeholders by id.
         chosen: Which numbers are symbols.
+        forms: Functions that run in normal form.
         number: Of the trace, by which its clock is set.
 
     Raises:
@@ -159,12 +162,13 @@ def run_noted(
         trace.unfilled = stack.enter_context(inserted)
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
-            tracer, lambda: walk_objects(step, args), effects, trace.schedules,
+            tracer, lambda: walk_objects(step, args), effects, trace.schedules, forms,
             is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
         functions = used_names(step, objects.seen.values()).functions
         stack.enter_context(numbers_told(functions))
+        stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
         stack.enter_context(clock_set(number, functions))
         looks = stack.enter_context(looks_noted(tracer.locator.line))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
+from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.first_use import NOTHING_KEPT, KeptTensors
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
@@ -55,6 +56,7 @@ class Traces:
         held: Gradients that were there before the first trace, by name.
         carried: Those of them that the step reads: each call hands them on to the next.
         number: Of the last trace.
+        forms: Functions that run in normal form.
     """
 
     step: Callable[..., Any]
@@ -69,6 +71,7 @@ class Traces:
     held: dict[str, Any] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
     number: int = -1
+    forms: NormalForms = field(default_factory=NormalForms)
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
@@ -116,6 +119,7 @@ class Traces:
                 if not questions.is_trying:
                     raise
                 error = caught
+            self.forms.forget()
             questions = questions.learned(error)
             restore(start)
 
@@ -129,6 +133,7 @@ class Traces:
     ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
         self.clear_caches()
+        self.forms.forget()
         objects = walk_objects(self.step, self.args)
         sources = sources_of(objects, self.batch)
         names = tensor_names(sources)
@@ -158,8 +163,9 @@ class Traces:
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         with symbols_inserted(trace, numbers):
             run_noted(
-                trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.number
-            )
+                trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
+                self.number,
+            )  # fmt: skip
         return trace
 
 

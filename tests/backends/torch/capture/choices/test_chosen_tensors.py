@@ -212,7 +212,7 @@ def test_what_could_tell_a_copy_from_the_original_is_refused() -> None:
     assert "into which later code writes" in refused(copy_written)
     assert "into which later code writes" in refused(copy_of_what_stays_written)
     for code in (with_a_gradient, laid_out_otherwise, of_another_shape):
-        assert "neither a number nor a tensor like the one before" in refused(code)
+        assert "neither a number nor a tensor like the other one" in refused(code)
 
 
 def test_a_copy_may_be_written_where_nothing_reads_the_originals() -> None:

@@ -23,12 +23,14 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+from pardnn.backends.torch.capture.choices.liveness import live_after
 
 Position = tuple[int, int]
 _JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Region(NamedTuple):
@@ -40,7 +42,7 @@ class Region(NamedTuple):
         end: Of the end of the last one.
         outcomes: How each part of the condition comes out where the code runs, by its position.
         other: Begin and end of what runs where it does not; None if that is nothing.
-        names: Local names that either binds, and that other code reads.
+        names: Local names that either binds, and that are read after it.
     """
 
     test: tuple[Position, Position]
@@ -78,7 +80,7 @@ def tested_position(frame: types.FrameType) -> Position | None:
         return None
     # The jump has the position of the statement; the instruction before it that of the part.
     at = frame.f_lasti - 2
-    while at > 0 and dis.opname[code[at]] == "CACHE":
+    while at > 0 and dis.opname[code[at]] in ("CACHE", "EXTENDED_ARG"):
         at -= 2
     return _positions(frame.f_code)[at // 2]
 
@@ -89,39 +91,47 @@ def _positions(code: types.CodeType) -> list[Position | None]:
     return [None if line is None or column is None else (line, column) for line, column in found]
 
 
-def region_of(frame: types.FrameType) -> Region | None:
+def region_of(frame: types.FrameType, function: ast.FunctionDef | None) -> Region | None:
     """Return what the `if` decides over by which a frame is about to jump; None if it is unclear.
 
     That is where the two ways jump, or where more than one condition leads to one.
+
+    Args:
+        frame: That asks.
+        function: The tree of its function, see `function_of`.
     """
-    function, at = _function(frame.f_code), tested_position(frame)
+    at = tested_position(frame)
     if function is None or at is None:
         return None
-    for block, index, inside in _blocks(function):
+    for block, index, inside in blocks_of(function):
         statement = block[index]
-        if isinstance(statement, ast.If) and _span(statement.test)[0] <= at < _end(statement.test):
+        if isinstance(statement, ast.If) and span(statement.test)[0] <= at < _end(statement.test):
             return _region(function, block, index, inside)
     return None
 
 
 @functools.lru_cache(64)
-def _function(code: types.CodeType) -> ast.FunctionDef | None:
+def function_of(code: types.CodeType) -> ast.FunctionDef | None:
+    """Return the tree of the function that a code is of; None if its source is not at hand."""
+    return parsed(code)[1]
+
+
+def parsed(code: types.CodeType) -> tuple[ast.Module | None, ast.FunctionDef | None]:
+    """Return a new tree of the file that a code is from, and the function in it."""
     lines = linecache.getlines(code.co_filename)
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
-        return None
+        return None, None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first == code.co_firstlineno:
-                return node
-    return None
+                return tree, node
+    return None, None
 
 
-def _blocks(
-    function: ast.FunctionDef,
-) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:
+def blocks_of(function: ast.FunctionDef) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:
     """Yield each statement of a function as block, index, and the statement that has the block."""
     stack: list[ast.AST] = [function]
     while stack:
@@ -130,7 +140,7 @@ def _blocks(
             block = getattr(owner, name, None)
             for i, statement in enumerate(block if isinstance(block, list) else ()):
                 yield block, i, owner
-                if not isinstance(statement, _SCOPES):
+                if not isinstance(statement, SCOPES):
                     stack.append(statement)
         stack.extend(getattr(owner, "handlers", ()))
 
@@ -181,24 +191,25 @@ def _checked(
     outcomes: dict[Position, bool] = {}
     if _jumps(code) or not _conjunction(statement.test, is_body, outcomes):
         return None
-    spans = [(_span(each[0])[0], _end(each[-1])) for each in (code, other) if each]
-    elsewhere = {
-        node.id
-        for node in ast.walk(function)
-        if isinstance(node, ast.Name) and not any(b <= _span(node)[0] < e for b, e in spans)
-    }
-    names = _stored([*code, *other]) & elsewhere
+    spans = [(span(each[0])[0], _end(each[-1])) for each in (code, other) if each]
+    held = live_after(function, statement if code is statement.body else code[-1])
+    names = _stored([*code, *other]) & (held | _not_local(function))
     # What follows in a function has no line after it, where a name could get its value.
     if names and (code is not statement.body or names & _not_local(function)):
         return None
     rest = spans[1] if other else None
-    return Region(_span(statement.test), *spans[0], outcomes, rest, frozenset(names))
+    return Region(span(statement.test), *spans[0], outcomes, rest, frozenset(names))
 
 
 def _not_local(function: ast.FunctionDef) -> set[str]:
     """Return the names that a function declares as those of others."""
     nodes = ast.walk(function)
     return {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
+
+
+def is_conjunction(test: ast.expr) -> bool:
+    """Whether a condition is true in one way only."""
+    return _conjunction(test, True, {})
 
 
 def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -> bool:
@@ -214,7 +225,7 @@ def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -
         return is_and == wanted and all(_conjunction(x, wanted, outcomes) for x in test.values)
     is_nested = any(isinstance(x, ast.BoolOp | ast.IfExp | ast.NamedExpr) for x in _own(test))
     is_chain = isinstance(test, ast.Compare) and len(test.ops) > 1
-    outcomes[_span(test)[0]] = wanted
+    outcomes[span(test)[0]] = wanted
     return not is_nested and not is_chain
 
 
@@ -237,9 +248,21 @@ def _stored(code: Sequence[ast.stmt]) -> set[str]:
     return found | {(name.asname or name.name).partition(".")[0] for name in names}
 
 
-def _jumps(code: Sequence[ast.stmt]) -> bool:
-    """Whether statements leave the block, as far as one can see."""
-    return any(isinstance(x, _JUMPS) or _exits(x) for each in code for x in ast.walk(each))
+def _jumps(code: Iterable[ast.AST], *, is_loop: bool = False) -> bool:
+    """Whether statements leave the block, as far as one can see.
+
+    Args:
+        code: The statements, or parts of them.
+        is_loop: Whether they are of a loop in the block, which `break` and `continue` stay in.
+    """
+    for each in code:
+        stays = is_loop and isinstance(each, ast.Break | ast.Continue)
+        if (isinstance(each, _JUMPS) and not stays) or _exits(each):
+            return True
+        inside = is_loop or isinstance(each, ast.For | ast.While)
+        if _jumps(ast.iter_child_nodes(each), is_loop=inside):
+            return True
+    return False
 
 
 def _exits(node: ast.AST) -> bool:
@@ -255,7 +278,8 @@ def _is_nothing(code: Sequence[ast.stmt]) -> bool:
     return all(isinstance(each, ast.Pass) for each in code)
 
 
-def _span(node: ast.stmt | ast.expr) -> tuple[Position, Position]:
+def span(node: ast.stmt | ast.expr) -> tuple[Position, Position]:
+    """Return begin and end of a statement or an expression."""
     # The tree counts bytes, as positions of code do.
     return (node.lineno, node.col_offset), _end(node)
 

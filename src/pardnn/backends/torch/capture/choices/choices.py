@@ -35,13 +35,14 @@ from pardnn.backends.torch.capture.choices.branches import (
     region_of,
     tested_position,
 )
+from pardnn.backends.torch.capture.choices.chosen_locals import chosen_locals
 from pardnn.backends.torch.capture.choices.chosen_tensors import ChosenTensors, rebound_tensors
+from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.choices.open_choice import OpenChoice
 from pardnn.backends.torch.capture.numbers.effects import Effects
 from pardnn.backends.torch.capture.numbers.left_behind import (
     Chosen,
     changed_numbers,
-    chosen_locals,
     first_set,
     gradients,
     is_number,
@@ -65,15 +66,16 @@ class Choices:
         look: Walks the step's objects.
         effects: What the step tells.
         schedules: Names of the schedules that it has stepped so far.
+        forms: Functions that run in normal form; notes those that would have to.
         is_first: Whether it is the first step, which creates states.
     """
 
     def __init__(
         self, tracer: Tracer, look: Callable[[], ObjectGraph], effects: Effects,
-        schedules: Sequence[str], *, is_first: bool,
+        schedules: Sequence[str], forms: NormalForms, *, is_first: bool,
     ) -> None:  # fmt: skip
         self._tracer, self._look, self._is_first = tracer, look, is_first
-        self._effects, self._schedules = effects, schedules
+        self._effects, self._schedules, self._forms = effects, schedules, forms
         # Those whose code is running, the innermost last.
         self._open: list[OpenChoice] = []
         self._chosen: list[Chosen] = []
@@ -113,9 +115,10 @@ class Choices:
                 return None  # a question within a condition
         if frame is None or at is None:
             return None
-        region = region_of(frame)
+        region = region_of(frame, self._forms.function_of(frame.f_code))
         part = region and max((begin for begin in region.outcomes if begin <= at), default=None)
         if region is None or part is None:
+            self._forms.note(frame)
             return None
         self._enter(frame, region, node, region.outcomes[part], is_part)
         return region.outcomes[part]
@@ -125,6 +128,7 @@ class Choices:
     ) -> None:
         """Open a choice, or that of which the condition's first part was asked before."""
         tracer = self._tracer
+        self._forms.forget()
         skips = self._condition(node)
         if outcome:
             skips = record(tracer, "logical_not", skips)
@@ -158,7 +162,7 @@ class Choices:
     def _trace_line(self, frame: Any, event: str, _given: Any) -> Any:
         """Look at each line of a frame that asked whether the code has ended."""
         mine = [choice for choice in self._open if choice.frame is frame]
-        for choice in mine:
+        for choice in mine if event != "return" else ():  # an exception that leaves returns, too
             choice.is_left = event == "exception"
         if event == "line" and mine:
             self._settle(frame)
@@ -224,13 +228,21 @@ class Choices:
         return record(tracer, "as_strided", tensor, list(shape), list(strides), offset)
 
     def _end(self, frame: types.FrameType | None = None) -> None:
-        """Undo, under the condition, what the code has written; check that it did nothing else."""
-        tracer, effects, region = self._tracer, self._effects, self._open[-1].region
+        """Undo, under the condition, what the innermost code has written; see `_close`."""
+        region = self._open[-1].region
         if (region.other or region.names) and frame is not self._open[-1].frame:
+            self._forms.note_end(self._open[-1].frame)
             raise unsupported.choice(
                 self._open[-1].line, "ends its function: a `return` behind it lets it be followed"
             )
-        choice = self._forget()
+        # What undoes it is no code of one around it; an error ends them all.
+        self._tracer.before_call = None
+        self._close(self._forget())
+        self._tracer.before_call = self._settle if self._open else None
+
+    def _close(self, choice: OpenChoice) -> None:
+        """Undo, under the condition, what code has written; check that it did nothing else."""
+        tracer, effects, region = self._tracer, self._effects, choice.region
         end = len(tracer.calls)
         calls = {*tracer.calls[choice.start : end]}
         if any(call.random for call in calls):

@@ -1,14 +1,13 @@
-"""What code leaves behind that runs by data, see `choices`: numbers, gradients, local variables."""
+"""What code leaves behind that runs by data, see `choices`: numbers and gradients."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
@@ -73,51 +72,14 @@ def gradients(objects: ObjectGraph) -> list[torch.Tensor | None]:
 def reads(node: HostNode) -> set[Call]:
     """Return the calls of `.item()` behind a number."""
     found: set[Call] = set()
-    stack = [node]
+    seen, stack = {id(node)}, [node]
     while stack:
         at = stack.pop()
-        stack += at.parents
+        stack += [each for each in at.parents if id(each) not in seen]
+        seen.update(map(id, at.parents))
         if isinstance(at.value, Value) and at.value.call.kind == ITEM:
             found.add(at.value.call)
     return found
-
-
-def chosen_locals(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
-    either: Callable[[Any, Any], Any],
-    line: str | None,
-) -> dict[str, Any]:
-    """Return the local variables that code leaves, where a condition says whether it has run.
-
-    Args:
-        then: Before it, or after the other way; a name may be unbound there, and no code that
-            reads it then runs.
-        now: After it.
-        either: Chooses between a value before and one after; None, if these cannot be chosen.
-        line: "file.py:line" of the condition.
-
-    Raises:
-        UnsupportedError: E802, if one is neither the same nor can be chosen.
-    """
-    found: dict[str, Any] = {}
-    for name in {**then, **now}:
-        old, new = then.get(name, now.get(name)), now.get(name, then.get(name))
-        found[name] = new if _is_one(old, new) else either(old, new)
-        if found[name] is None and new is not None:
-            raise unsupported.choice(
-                line,
-                f"gives {name!r} a value that is neither a number nor a tensor like the one before "
-                "without a gradient (torch.where(p, a, b) selects)",
-            )
-    return found
-
-
-def _is_one(old: Any, new: Any) -> bool:
-    """Whether two values cannot be told apart."""
-    if old is new:
-        return True
-    return type(old) is type(new) and isinstance(new, PLAIN) and repr(old) == repr(new)
 
 
 def is_number(value: Any) -> bool:

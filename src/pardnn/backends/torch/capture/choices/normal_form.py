@@ -1,0 +1,295 @@
+"""Functions with one way out: the form in which a condition on data decides over whole statements.
+
+Problem: `choices` follows an `if` on data as far as code below it is run or not, and what it binds
+is chosen. A `return` below it, a ternary and an `if` that ends its function are none of that.
+
+Idea: the same function in another form, run in its place while the step is traced:
+
+    for view in views:                  returned = 0
+        if likeness(view) < delta:      for view in views:
+            update = project(view)          if isinstance(returned, int) and returned: break
+            return update, ratio            if not returned:
+    return update, 1.0                          if likeness(view) < delta:
+                                                    update = project(view)
+                                                    value, returned = (update, ratio), 1
+                                        if not returned:
+                                            value, returned = (update, 1.0), 1
+                                        return value
+
+    scale = a if norm > a else 1.0      if norm > a: chosen = a
+                                        else: chosen = 1.0
+                                        scale = chosen
+
+A condition that comes out alike in more than one way, `a or b`, becomes ternaries first:
+`1 if a else 1 if b else 0`. Only a `return` below such a condition, or behind one that is replaced,
+changes; one in a `try`, a `while` or a `match` cannot. Each statement is on a line of its own then,
+the line where it was written plus a multiple of `LINES` that grows, see `source_location`.
+
+Complexity: O(statements) for each function.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from pardnn.backends.torch.capture.choices.branches import (
+    SCOPES,
+    Position,
+    blocks_of,
+    is_conjunction,
+    span,
+)
+from pardnn.backends.torch.capture.source_location import LINES
+
+END: Position = (0, 0)
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_LAST_LINE = 2**31 - 1  # a C int
+#: Local names that the form adds: whether the function is done, what it returns, ternaries.
+RETURNED, VALUE, CHOSEN = "_pardnn_returned", "_pardnn_value", "_pardnn_chosen_"
+
+
+class NoNormalFormError(Exception):
+    """The function has none in which this code can change."""
+
+
+def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position]) -> None:
+    """Change a function's tree so that conditions on data decide over whole statements.
+
+    Args:
+        function: Changed in place.
+        asked: Positions within the conditions; `END` for a line behind the last statement.
+
+    Raises:
+        NoNormalFormError: Nothing is to change, or cannot.
+    """
+    is_other = any(isinstance(x, ast.Yield | ast.YieldFrom | ast.Await) for x in ast.walk(function))
+    if is_other or (function.end_lineno or 0) >= LINES:
+        raise NoNormalFormError
+    tests = [statement for at in asked if (statement := _if_at(function, at)) is not None]
+    for statement in tests:
+        if not is_conjunction(statement.test):
+            made = _decided(statement.test, ast.Constant(1), ast.Constant(0))
+            statement.test = _at(made, statement.test)
+    names = map(f"{CHOSEN}{{}}".format, itertools.count())
+    num_lifted = 0
+    while any(_lift_ternary(function, at, names) for at in asked):
+        num_lifted += 1
+    targets = [each for each in tests if _returns(each)]
+    if not (num_lifted or targets or END in asked):
+        raise NoNormalFormError
+    last = function.body[-1]
+    if not isinstance(last, ast.Return):
+        function.body.append(_at(ast.Return(ast.Constant(None)), last))
+    if targets:
+        begin = _assigned([RETURNED], [ast.Constant(0)], function.body[0])
+        end = _at(ast.Return(ast.Name(VALUE, ast.Load())), last)
+        body = _OneWayOut(targets).block(function.body, is_behind=False)
+        function.body = [begin, *body, end]
+    _give_lines(function.body, itertools.count(LINES, LINES))
+
+
+def _give_lines(block: Sequence[ast.stmt], lines: Iterator[int]) -> None:
+    """Move each statement to a line of its own, later ones to later lines."""
+    for statement in block:
+        blocks = [getattr(statement, name, None) or [] for name in _BLOCKS]
+        inside = {id(x) for each in blocks for part in each for x in ast.walk(part)}
+        line = next(lines)
+        if line + LINES > _LAST_LINE:
+            raise NoNormalFormError
+        for each in ast.walk(statement):
+            if id(each) not in inside and isinstance(each, ast.stmt | ast.expr):
+                each.lineno += line
+                each.end_lineno = (each.end_lineno or 0) + line
+        for each in blocks:
+            _give_lines(each, lines)
+        if inside:  # it ends behind what is in it
+            statement.end_lineno = max(x.end_lineno for each in blocks for x in each)
+
+
+def _if_at(function: ast.FunctionDef, at: Position) -> ast.If | None:
+    """Return the innermost `if` statement whose condition is at a position."""
+    found = None
+    for block, index, _ in blocks_of(function):
+        statement = block[index]
+        if isinstance(statement, ast.If) and _is_at(statement.test, at):
+            found = statement
+    return found
+
+
+def _is_at(node: ast.expr, at: Position) -> bool:
+    begin, end = span(node)
+    return begin <= at < end
+
+
+def _returns(statement: ast.AST) -> bool:
+    """Whether a statement of the function may return from it."""
+    return any(isinstance(each, ast.Return) for each in _of_its_own(statement))
+
+
+def _of_its_own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one, without those of inner functions."""
+    yield node
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, SCOPES):
+            yield from _of_its_own(each)
+
+
+class _OneWayOut:
+    """Replaces `return` by assignments.
+
+    Args:
+        targets: The `if` statements on data, with a `return` inside.
+    """
+
+    def __init__(self, targets: Sequence[ast.If]) -> None:
+        self._targets = targets
+
+    def block(self, block: list[ast.stmt], *, is_behind: bool) -> list[ast.stmt]:
+        """Return a block in which no `return` is left that data may have decided over.
+
+        Args:
+            block: Statements.
+            is_behind: Whether data may have ended the function before them.
+        """
+        for i, statement in enumerate(block):
+            holds = any(each in self._targets for each in _of_its_own(statement))
+            if not holds and not (is_behind and _returns(statement)):
+                continue
+            found = [*block[:i], self._statement(statement, is_behind=is_behind)]
+            rest = block[i + 1 :]
+            if isinstance(statement, ast.Return) or not rest:
+                return found
+            return [*found, _unless_returned(self.block(rest, is_behind=True))]
+        return block
+
+    def _statement(self, statement: ast.stmt, *, is_behind: bool) -> ast.stmt:
+        match statement:
+            case ast.Return(value=value):
+                values = [value or ast.Constant(None), ast.Constant(1)]
+                return _assigned([VALUE, RETURNED], values, statement)
+            case ast.If():
+                is_behind |= statement in self._targets
+                statement.body = self.block(statement.body, is_behind=is_behind)
+                statement.orelse = self.block(statement.orelse, is_behind=is_behind)
+            case ast.With():
+                statement.body = self.block(statement.body, is_behind=is_behind)
+            case ast.For(body=body, orelse=[]):
+                inside = self.block(body, is_behind=True)
+                statement.body = [_ended(body[0]), _unless_returned(inside)]
+            case _:
+                raise NoNormalFormError
+        return statement
+
+
+def _unless_returned(block: list[ast.stmt]) -> ast.stmt:
+    test = ast.UnaryOp(ast.Not(), ast.Name(RETURNED, ast.Load()))
+    return _at(ast.If(test, block, []), block[0])
+
+
+def _ended(place: ast.stmt) -> ast.stmt:
+    """Return what leaves a loop whose function has returned, whatever the data."""
+    made = ast.parse(f"if isinstance({RETURNED}, int) and {RETURNED}:\n    break").body[0]
+    for each in ast.walk(made):
+        for name in each._attributes:
+            delattr(each, name)
+    return _at(made, place)
+
+
+def _decided(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
+    """Return a ternary of ternaries, each with a condition that nothing is part of."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return _decided(inner, no, yes)
+        case ast.BoolOp(op=op, values=[first, *rest]):
+            others = _decided(ast.BoolOp(op, rest), yes, no) if rest else None
+            ways = (yes, others or no) if isinstance(op, ast.Or) else (others or yes, no)
+            return _decided(first, *ways)
+        case ast.Compare(left=left, ops=[op, *ops], comparators=[middle, *rest]) if ops:
+            if not _is_plain(middle):
+                raise NoNormalFormError
+            both = ast.Compare(left, [op], [middle]), ast.Compare(copy.deepcopy(middle), ops, rest)
+            pair = [_at(each, test) for each in both]
+            return _decided(ast.BoolOp(ast.And(), pair), yes, no)
+        case _:
+            made = ast.IfExp(test, *(copy.deepcopy(each) for each in (yes, no)))
+            return _at(made, test)
+
+
+def _lift_ternary(function: ast.FunctionDef, at: Position, names: Iterator[str]) -> bool:
+    """Let an `if` statement before its own take the place of a ternary; return if there is one."""
+    for block, index, _ in blocks_of(function):
+        statement = block[index]
+        for field, found in _evaluated(statement):
+            ternary = _ternary_at(found, at)
+            if ternary is not None:
+                name = next(names)
+                ways = ([_assigned([name], [x], x)] for x in (ternary.body, ternary.orelse))
+                chosen = _at(ast.Name(name, ast.Load()), ternary)
+                setattr(statement, field, _Replaced(ternary, chosen).visit(found))
+                block.insert(index, _at(ast.If(ternary.test, *ways), statement))
+                return True
+    return False
+
+
+def _evaluated(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the expressions that a statement evaluates first."""
+    for field in ("value", "test"):
+        found = getattr(statement, field, None)
+        if isinstance(found, ast.expr) and not isinstance(statement, ast.While | ast.Assert):
+            yield field, found
+
+
+def _ternary_at(node: ast.AST, at: Position) -> ast.IfExp | None:
+    """Return the ternary whose condition is at a position, if only plain names come before it.
+
+    Raises:
+        NoNormalFormError: Something else is evaluated before it.
+    """
+    if isinstance(node, ast.IfExp):
+        return node if _is_at(node.test, at) else None
+    if isinstance(node, ast.Lambda | ast.BoolOp | ast.NamedExpr) or hasattr(node, "generators"):
+        return None
+    before: list[ast.AST] = []
+    for each in ast.iter_child_nodes(node):
+        found = _ternary_at(each, at)
+        if found is not None:
+            if not all(map(_is_plain, before)):
+                raise NoNormalFormError
+            return found
+        before.append(each)
+    return None
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Whether to evaluate it earlier or later makes no difference."""
+    kinds = ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp
+    kinds += ast.operator, ast.unaryop
+    return all(isinstance(each, (*kinds, ast.expr_context)) for each in ast.walk(node))
+
+
+class _Replaced(ast.NodeTransformer):
+    """Puts one node in the place of another."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return the node that takes a node's place."""
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def _assigned(names: Sequence[str], values: Sequence[ast.expr], place: ast.AST) -> ast.stmt:
+    targets: list[ast.expr] = [ast.Name(each, ast.Store()) for each in names]
+    if len(targets) == 1:
+        return _at(ast.Assign(targets, values[0]), place)
+    pair = ast.Tuple(targets, ast.Store()), ast.Tuple([*values], ast.Load())
+    return _at(ast.Assign([pair[0]], pair[1]), place)
+
+
+def _at(made: Any, place: ast.AST) -> Any:
+    """Give a new node, and what is new in it, the position of another."""
+    return ast.fix_missing_locations(ast.copy_location(made, place))

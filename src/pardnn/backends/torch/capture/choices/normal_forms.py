@@ -1,0 +1,144 @@
+"""The functions of one capture that run in normal form, see `normal_form`.
+
+A condition that cannot be followed as it is written is noted; where that ends a trace, its function
+is brought to normal form for the traces to come.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pardnn.backends.torch.capture.choices.branches import (
+    Position,
+    function_of,
+    parsed,
+    tested_position,
+)
+from pardnn.backends.torch.capture.choices.normal_form import (
+    END,
+    NoNormalFormError,
+    bring_to_normal_form,
+)
+from pardnn.backends.torch.capture.source_location import LINES
+from pardnn.errors import PardnnError
+
+_Place = tuple[str, str, int]
+
+
+class _Form(NamedTuple):
+    """The normal form of a function: its tree and its code."""
+
+    function: ast.FunctionDef
+    code: types.CodeType
+
+
+class NormalForms:
+    """The functions of one capture that run in normal form."""
+
+    def __init__(self) -> None:
+        self._forms: dict[_Place, _Form] = {}
+        self._asked: dict[_Place, set[Position]] = {}
+        self._functions: dict[int, types.FunctionType] = {}  # that run, by id
+        self._noted: tuple[types.CodeType, Position] | None = None
+
+    def function_of(self, code: types.CodeType) -> ast.FunctionDef | None:
+        """Return the tree of the function that a code runs; None if its source is not at hand."""
+        form = self._forms.get(_place(code))
+        return function_of(code) if form is None else form.function
+
+    def note(self, frame: types.FrameType) -> None:
+        """Note the condition by which a frame is about to jump, and that cannot be followed."""
+        at = tested_position(frame)
+        if at is not None:
+            self._noted = frame.f_code, (at[0] % LINES, at[1])
+
+    def note_end(self, frame: types.FrameType) -> None:
+        """Note that a function ends where what a condition decides over does."""
+        self._noted = frame.f_code, END
+
+    def forget(self) -> None:
+        """Forget what was noted: it has been followed, or another trace begins."""
+        self._noted = None
+
+    def learn(self, error: BaseException) -> bool:
+        """Bring the function to normal form at whose condition the last trace has ended.
+
+        Args:
+            error: That ended it.
+
+        Returns:
+            Whether there is a form that has not been tried.
+        """
+        if self._noted is None or not isinstance(error, PardnnError) or error.code != "E802":
+            return False
+        code, at = self._noted
+        place = _place(code)
+        asked = self._asked.setdefault(place, set())
+        if at in asked:
+            return False
+        asked.add(at)
+        form = _form_of(code, asked)
+        if form is None:
+            return False
+        self._forms[place] = form
+        for each in gc.get_referrers(code):
+            if isinstance(each, types.FunctionType) and each.__code__ is code:
+                self._functions[id(each)] = each
+        return True
+
+    @contextlib.contextmanager
+    def inserted(self, functions: Iterable[types.FunctionType]) -> Iterator[None]:
+        """Let functions run in normal form, while the context is open.
+
+        Args:
+            functions: Those of the user's that may run.
+        """
+        with contextlib.ExitStack() as stack:
+            for each in {id(f): f for f in (*functions, *self._functions.values())}.values():
+                code = self._code(each.__code__) if self._forms else each.__code__
+                if code is not each.__code__:
+                    stack.callback(setattr, each, "__code__", each.__code__)
+                    each.__code__ = code
+            yield
+
+    def _code(self, code: types.CodeType) -> types.CodeType:
+        """Return the code in whose place, and in whose inner functions', normal forms run."""
+        form = self._forms.get(_place(code))
+        found = code if form is None else form.code
+        consts = tuple(self._code(x) if _is_code(x) else x for x in found.co_consts)
+        is_same = all(a is b for a, b in zip(consts, found.co_consts, strict=True))
+        return found if is_same else found.replace(co_consts=consts)
+
+
+def _form_of(code: types.CodeType, asked: Iterable[Position]) -> _Form | None:
+    tree, function = parsed(code)
+    if tree is None or function is None:
+        return None
+    try:
+        bring_to_normal_form(function, sorted(asked))
+        compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    except (NoNormalFormError, SyntaxError, ValueError):
+        return None
+    found = (each for each in _codes(compiled) if _place(each) == _place(code))
+    form = next((each for each in found if each.co_freevars == code.co_freevars), None)
+    return None if form is None else _Form(function, form)
+
+
+def _place(code: types.CodeType) -> _Place:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, types.CodeType)

@@ -1,0 +1,236 @@
+"""A function in normal form does what it did, and each condition decides over whole statements."""
+
+import ast
+import itertools
+import textwrap
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pardnn.backends.torch.capture.choices.branches import blocks_of, span
+from pardnn.backends.torch.capture.choices.liveness import live_after
+from pardnn.backends.torch.capture.choices.normal_form import (
+    END,
+    RETURNED,
+    NoNormalFormError,
+    bring_to_normal_form,
+)
+from pardnn.backends.torch.capture.source_location import LINES
+
+PROJECTION = """
+def f(c, t):
+    for i in range(2):
+        a = t(i)
+        if c[i]:
+            a = a + t(10)
+            return a, i
+    return a, 7
+"""
+NORMAL_PROJECTION = f"""
+def f(c, t):
+    {RETURNED} = 0
+    for i in range(2):
+        if isinstance({RETURNED}, int) and {RETURNED}:
+            break
+        if not {RETURNED}:
+            a = t(i)
+            if c[i]:
+                a = a + t(10)
+                _pardnn_value, {RETURNED} = ((a, i), 1)
+    if not {RETURNED}:
+        _pardnn_value, {RETURNED} = ((a, 7), 1)
+    return _pardnn_value
+"""
+TERNARY = """
+def f(c, t):
+    a = 1 + (t(1) if c[0] or c[1] else t(2))
+    if a > 2:
+        a += 1
+"""
+NORMAL_TERNARY = """
+def f(c, t):
+    if c[0] or c[1]:
+        _pardnn_chosen_0 = t(1)
+    else:
+        _pardnn_chosen_0 = t(2)
+    a = 1 + _pardnn_chosen_0
+    if a > 2:
+        a += 1
+    return None
+"""
+EITHER = """
+def f(c, t):
+    if c[0] or not 0 < c[1] < t(0):
+        return 1
+    return 2
+"""
+
+
+def parsed(source: str) -> tuple[ast.Module, ast.FunctionDef]:
+    tree = ast.parse(textwrap.dedent(source))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return tree, function
+
+
+def asked_of(function: ast.FunctionDef) -> list[tuple[int, int]]:
+    """Return the positions of all conditions, also within others."""
+    found = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.If | ast.IfExp):
+            parts = [n for n in ast.walk(node.test) if isinstance(n, ast.Subscript)]
+            found += [span(part)[0] for part in parts] or [span(node.test)[0]]
+    return sorted(found)
+
+
+def told_by(tree: ast.Module, conditions: tuple[bool, ...]) -> tuple[Any, list[Any]]:
+    """Return what `f` returns, and its calls of `t` in order."""
+    told: list[Any] = []
+    names: dict[str, Any] = {"nullcontext": nullcontext}
+    exec(compile(tree, "source", "exec"), names)
+    return names["f"](conditions, lambda value: told.append(value) or value), told
+
+
+def assert_same(source: str, size: int, asked: list[int]) -> None:
+    tree, function = parsed(source)
+    changed, other = parsed(source)
+    tests = asked_of(function)
+    bring_to_normal_form(other, [END, *(tests[i % len(tests)] for i in asked if tests)])
+    for conditions in itertools.product((False, True), repeat=size):
+        assert told_by(changed, conditions) == told_by(tree, conditions), ast.unparse(other)
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"), [(PROJECTION, NORMAL_PROJECTION), (TERNARY, NORMAL_TERNARY)]
+)
+def test_forms_written_by_hand(source: str, wanted: str) -> None:
+    _, function = parsed(source)
+    bring_to_normal_form(function, asked_of(function)[:1])
+    assert ast.unparse(function).split() == ast.unparse(ast.parse(wanted)).split()
+
+
+def test_each_statement_has_a_line_of_its_own_and_remembers_where_it_was() -> None:
+    for source in (PROJECTION, TERNARY, EITHER):
+        _, function = parsed(source)
+        was = {ast.unparse(each): each.lineno for each in ast.walk(function) if _is_kept(each)}
+        bring_to_normal_form(function, asked_of(function))
+        statements = [block[i] for block, i, _ in blocks_of(function)]
+        lines = [each.lineno for each in statements]
+        assert len({*lines}) == len(lines)
+        for each in statements:
+            assert was.get(ast.unparse(each), each.lineno % LINES) == each.lineno % LINES
+            inside = [x.lineno for x in ast.walk(each) if isinstance(x, ast.stmt)]
+            assert all(each.lineno <= x <= (each.end_lineno or 0) for x in inside)
+
+
+def _is_kept(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign | ast.AugAssign)
+
+
+def test_a_condition_that_comes_out_alike_in_several_ways_is_decided_part_by_part() -> None:
+    _, function = parsed(EITHER.replace("t(0)", "3").replace("c[1]", "a"))
+    bring_to_normal_form(function, asked_of(function))
+    conditions = [each.test for each in ast.walk(function) if isinstance(each, ast.If)]
+    assert not any(isinstance(part, ast.BoolOp) for each in conditions for part in ast.walk(each))
+    assert_same(EITHER.replace("t(0)", "3").replace("0 <", "-1 <"), 2, [0, 1])
+
+
+REFUSED = [
+    "while c[0]:\n        if c[1]:\n            return 1",
+    "try:\n        if c[0]:\n            return 1\n    finally:\n        pass",
+    "a = t(1) + (t(2) if c[0] else t(3))",
+    "yield 1 if c[0] else 2",
+    "for i in c:\n        if c[0]:\n            return 1\n    else:\n        return 2",
+]
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_has_no_normal_form(body: str) -> None:
+    _, function = parsed(f"def f(c, t):\n    {body}\n    return 3\n")
+    with pytest.raises(NoNormalFormError):
+        bring_to_normal_form(function, asked_of(function))
+
+
+NAMES = ("a", "b", "d")
+
+
+@st.composite
+def expressions(draw: st.DrawFn, size: int) -> str:
+    name, i = draw(st.sampled_from(NAMES)), draw(st.integers(0, size - 1))
+    kinds = [name, f"({name} + {i})", f"({i} if c[{i}] else {name})", f"t({name})"]
+    return draw(st.sampled_from([*kinds, f"({i} if c[{i}] else ({name} if c[0] else t(5)))"]))
+
+
+@st.composite
+def blocks(draw: st.DrawFn, size: int, depth: int = 0) -> list[str]:
+    """Draw the lines of a block."""
+    found: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        value = draw(expressions(size))
+        name, i = draw(st.sampled_from(NAMES)), draw(st.integers(0, size - 1))
+        inner = ["    " + x for x in draw(blocks(size, depth + 1))] if depth < 3 else ["    pass"]
+        other = ["    " + x for x in draw(blocks(size, depth + 1))] if depth < 2 else ["    pass"]
+        kinds = [[f"{name} = {value}"], [f"{name} += {value}"], [f"return {name}, {value}"]]
+        kinds += [[f"if {'not ' * (i % 2)}c[{i}]:", *inner], ["with nullcontext():", *inner]]
+        kinds += [[f"if c[{i}] or c[0]:", *inner, "else:", *other]]
+        kinds += [[f"for {name} in range({i}):", *inner]]
+        found += draw(st.sampled_from(kinds))
+    return found
+
+
+def program(lines: list[str]) -> str:
+    begin = ["def f(c, t):", "    a, b, d = 1, 2, 3"]
+    return "\n".join([*begin, *("    " + line for line in lines)])
+
+
+@given(st.data())
+def test_random_functions_do_what_they_did(data: st.DataObject) -> None:
+    source = program(data.draw(blocks(3)))
+    asked = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=4))
+    try:
+        assert_same(source, 3, asked)
+    except NoNormalFormError:
+        assert "t(" in source  # what comes before a ternary is told
+
+
+@given(st.data())
+def test_names_that_are_not_live_may_be_forgotten(data: st.DataObject) -> None:
+    """Poison behind a statement, in every name that nobody reads, changes nothing."""
+    source = program(data.draw(blocks(3)))
+    tree, _ = parsed(source)
+    other, function = parsed(source)
+    found = [(block, i) for block, i, _ in blocks_of(function) if isinstance(block[i], ast.If)]
+    for block, i in reversed(found):
+        dead = sorted({*NAMES} - live_after(function, block[i]))
+        block[i + 1 : i + 1] = [ast.parse(f"{name} = 'poison'").body[0] for name in dead]
+    ast.fix_missing_locations(other)
+    for conditions in itertools.product((False, True), repeat=3):
+        assert told_by(other, conditions) == told_by(tree, conditions), ast.unparse(other)
+
+
+LIVE = [
+    ("if c: a = 1\n    a = 2\n    return a", set()),
+    ("if c: a = 1\n    a += 2\n    return 0", {"a"}),
+    ("if c: a = 1\n    return [a for a in t]", {"a", "t"}),
+    ("for b in c:\n        b = a\n        if c: a = 1", {"a", "c"}),
+    ("for b in c:\n        a = b\n        if c: a = 1", {"c"}),
+    ("while t(b):\n        if c: a = 1\n        break", set()),
+    ("while t(b):\n        if c: a = 1\n        continue", {"b", "t", "c"}),
+    ("g = lambda: a\n    if c: a = 1\n    a = 2", {"a"}),
+    ("if c: a = 1\n    return locals()", {"a", "c", "locals"}),
+    ("try:\n        if c: a = 1\n        a = 2\n    except ValueError: t(a)", {"a", "t", "c"}),
+    ("with t(c):\n        if c: a = 1\n        a = 2\n    return a", {"a"}),
+    ("if c: a = 1\n    with t(b) as a: return a", {"b", "t"}),
+]
+
+
+@pytest.mark.parametrize(("body", "wanted"), LIVE)
+def test_live_names_by_hand(body: str, wanted: set[str]) -> None:
+    source = f"def f(a, b, c, t):\n    {body}\n"
+    _, function = parsed(source)
+    statement = next(b[i] for b, i, _ in blocks_of(function) if isinstance(b[i], ast.If))
+    found = live_after(function, statement)
+    assert found - {"ValueError"} == wanted
