@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -139,6 +141,37 @@ def test_an_object_is_returned_by_its_fields() -> None:
     plan = random_plan(capture(step, *args), 2, seed=1)
     for found in on_ranks(made, plan, read):
         assert found == eager(made, read)
+
+
+Pair = collections.namedtuple("Pair", "loss logits")
+
+
+class Typed(NamedTuple):
+    loss: torch.Tensor
+    pair: Pair
+    accuracy: float
+
+
+def test_a_named_tuple_keeps_its_names() -> None:
+    def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Any:
+        return Typed(loss, Pair(loss, logits), accuracy(logits, y).item()), logits.max(1)
+
+    def both(result: Any) -> list[Any]:
+        typed, most = result
+        loss, pair, _ = typed
+        read = [loss, typed.pair.logits, typed[1][1], pair.loss, typed.accuracy, most.values]
+        read += [most.indices, typed._replace(accuracy=1.0).accuracy, copy.copy(typed).pair[1]]
+        names = [typed._fields, [*typed._asdict()], pair._fields, typed == tuple(typed), len(typed)]
+        return [*map(flat, read), *names]
+
+    step, args = returning(made)
+    fast = pardnn.parallelize(step, *args, algorithm="single", costs="v100")
+    other, given = returning(made)
+    for _ in range(2):
+        assert both(fast(*args[2:])) == both(other(*given))
+    with pytest.raises(AttributeError, match="no 'other', but loss, pair, accuracy"):
+        _ = fast(*args[2:])[0].other
+    fast.close()
 
 
 def test_what_cannot_be_returned_says_so() -> None:

@@ -86,7 +86,7 @@ def structured(
     if named is None:
         kind = "tuple" if isinstance(result, tuple) else "list"
         return {kind: [structured(each, loss, kept, depth + 1) for each in result]}
-    kind = "dict" if type(result) is dict else "fields"
+    kind = "dict" if type(result) is dict else "named" if isinstance(result, tuple) else "fields"
     return {kind: [[key, structured(each, loss, kept, depth + 1)] for key, each in named]}
 
 
@@ -132,6 +132,10 @@ def _named_items(item: Any) -> list[tuple[str | int, Any]] | None:
         return list(item.items()) if is_plain else None
     if is_dataclass(item) and not isinstance(item, type):
         return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    if isinstance(item, tuple) and type(item) is not tuple:
+        # Torch's own, as of `x.max(0)`, have their names for `match` alone.
+        names = getattr(item, "_fields", getattr(type(item), "__match_args__", ()))
+        return [*zip(names, item, strict=True)] if len(names) == len(item) > 0 else None
     return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
+from pardnn.backends.torch.ops.codec import literal
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
 
 
@@ -64,7 +65,7 @@ def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Va
         if any(isinstance(x, Value) for x in operands[is_choice:]):
             continue
         if is_choice:
-            if repr(operands[1]) == repr(operands[2]):
+            if literal(operands[1]) == literal(operands[2]):
                 found[call.outputs[0]] = operands[1]
             continue
         with contextlib.suppress(ArithmeticError, ValueError, TypeError):
@@ -123,7 +124,7 @@ def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value,
 def _with_positions(data: Any, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
     """Return arguments with values replaced by their positions, to compare across traces."""
     if isinstance(data, Value):
-        return repr(hints[data]) if data in hints else ("value", positions.get(data, -1))
+        return literal(hints[data]) if data in hints else ("value", positions.get(data, -1))
     if isinstance(data, list | tuple):
         return [_with_positions(item, positions, hints) for item in data]
-    return repr(data)  # nan is the same twice, and 1 is not True
+    return literal(data)  # nan is the same twice, and 1 is not True

@@ -84,6 +84,11 @@ def find_call(kind: str) -> Callable[..., Any]:
     return found
 
 
+def literal(value: Any) -> str:
+    """Return the text of a literal: equal for numbers of one kind, Python's or NumPy's."""
+    return repr(float(value) if isinstance(value, float) else value)
+
+
 def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") -> Any:
     """Return one argument as a JSON value.
 
@@ -98,7 +103,7 @@ def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") 
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
+        return float(value) if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, complex):
         parts = (value.real, value.imag)
         return {"complex": [encode(part, name_of, accelerator) for part in parts]}

@@ -15,8 +15,10 @@ import builtins
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 #: Host arithmetic by the name that follows "scalar." in an op's kind: Python's own functions, so
@@ -67,6 +69,16 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "xor": operator.xor,
 }
 
+#: Of NumPy, which have other last bits than those of `math`; it finds them as methods of a symbol.
+NUMPY_FUNCTIONS = ("cos", "exp", "log", "log10", "log2", "sin", "sqrt", "tanh")
+
+
+def _of_numpy(name: str, number: Any) -> float:
+    return float(getattr(np, name)(number))
+
+
+SCALAR_FUNCTIONS |= {f"numpy_{name}": partial(_of_numpy, name) for name in NUMPY_FUNCTIONS}
+
 #: torch's name of a node method -> the function's name above.
 _FUNCTION_OF_METHOD = {
     "abs": "abs", "add": "add", "and_": "and", "bitwise_and": "and", "bitwise_or": "or",
@@ -90,7 +102,8 @@ MATH_FUNCTIONS = (
     "ceil", "cos", "exp", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log2", "sin",
     "sqrt", "tanh",
 )  # fmt: skip
-_ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS}) - _INTEGRAL
+_OF_NUMPY = {f"numpy_{name}" for name in NUMPY_FUNCTIONS}
+_ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS, *_OF_NUMPY}) - _INTEGRAL
 _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
 
@@ -351,7 +364,7 @@ def _node(number: Any, other: HostNode) -> HostNode:
 
 
 def call_math(function: str, number: Any) -> Any:
-    """Return a function of `MATH_FUNCTIONS` of a symbolic number, as a symbol."""
+    """Return a function of a symbolic number, by its name in `SCALAR_FUNCTIONS`, as a symbol."""
     node = node_of(number)
     assert node is not None
     return symbol(node._call(function))

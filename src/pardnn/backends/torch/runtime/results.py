@@ -155,6 +155,49 @@ class Fields(dict[Any, Any]):
             raise AttributeError(f"the step returned no {name!r:.80}, but {known}") from None
 
 
+class NamedItems(tuple[Any, ...]):
+    """What a step returned as a named tuple: `out.loss`, `out[0]`, `loss, logits = out`.
+
+    The tuple's own class stays where the step ran.
+
+    Args:
+        named: Names and items, in order.
+    """
+
+    _fields: tuple[str, ...]
+
+    def __new__(cls, named: Mapping[str, Any]) -> NamedItems:
+        """Make the tuple of the items."""
+        found = super().__new__(cls, named.values())
+        found._fields = tuple(named)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an item by its name.
+
+        Raises:
+            AttributeError: There is none of this name.
+        """
+        if name not in self._fields:
+            known = ", ".join(self._fields)
+            raise AttributeError(f"the step returned no {name!r:.80}, but {known}")
+        return self[self._fields.index(name)]
+
+    def __getnewargs__(self) -> tuple[dict[str, Any]]:
+        """Return what makes a copy of it."""
+        return (self._asdict(),)
+
+    def __repr__(self) -> str:
+        """Return its text."""
+        return f"({', '.join(f'{name}={item!r}' for name, item in self._asdict().items())})"
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **items: Any) -> NamedItems:
+        return NamedItems(self._asdict() | items)
+
+
 class NotReturned:
     """The place of an object within a step's result that is no tensor, number, text or container.
 
@@ -168,6 +211,9 @@ class NotReturned:
     def __repr__(self) -> str:
         """Return its text."""
         return f"<{self.kind}: a step on several ranks returns tensors, numbers and containers>"
+
+
+_KEYED = {"dict": dict, "fields": Fields, "named": NamedItems}
 
 
 def _assembled(program: Program, name: str, values: Mapping[str, Any]) -> Any:
@@ -194,9 +240,8 @@ def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
         return decode(content, torch.device("cpu"))
     if kind == "opaque":
         return NotReturned(content)
-    if kind in ("dict", "fields"):
-        items = {key: _rebuilt(item, loss, kept) for key, item in content}
-        return items if kind == "dict" else Fields(items)
+    if kind in _KEYED:
+        return _KEYED[kind]({key: _rebuilt(item, loss, kept) for key, item in content})
     found = [_rebuilt(item, loss, kept) for item in content]
     return tuple(found) if kind == "tuple" else found
 

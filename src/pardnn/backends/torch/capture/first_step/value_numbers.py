@@ -32,7 +32,7 @@ from pardnn.backends.torch.capture.first_step.initial_state import (
 )
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Geometry, Storage, Value
-from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances
+from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances, literal
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
 from pardnn.graph.ir import SOURCE_KINDS
 
@@ -174,7 +174,7 @@ class NumberedTrace:
             data = self._scalar(data)
         if isinstance(data, tuple) and data[:1] == ("host",):
             return data
-        return tuple(map(self._key, data)) if isinstance(data, list | tuple) else repr(data)
+        return tuple(map(self._key, data)) if isinstance(data, list | tuple) else literal(data)
 
     # Calls.
 
@@ -214,7 +214,7 @@ class NumberedTrace:
         if call.kind == "scalar.pos" or (call.kind == "scalar.bool" and _is_bool(call.args[0])):
             self._scalars[value] = operands[0]
             return
-        keys = tuple(x if isinstance(x, tuple) else repr(x) for x in operands)
+        keys = tuple(x if isinstance(x, tuple) else literal(x) for x in operands)
         if call.kind == "scalar.where" and keys[1] == keys[2]:
             self._scalars[value] = operands[1]
             return

@@ -24,12 +24,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.ops.host_scalars import (
     MATH_FUNCTIONS,
+    NUMPY_FUNCTIONS,
     as_symbol,
     call_math,
     choose,
     node_of,
 )
 from pardnn.backends.torch.user_step.object_graph import names_in
+
+_DIVMOD = divmod
 
 
 @contextlib.contextmanager
@@ -46,6 +49,15 @@ def python_calls() -> Iterator[None]:
         for name in ("isfinite", "isinf", "isnan"):
             new = _recording(name, getattr(np, name))
             stack.enter_context(mock.patch.object(np, name, new))
+        for name in NUMPY_FUNCTIONS:
+            new = functools.partialmethod(_as_numpy, f"numpy_{name}")
+            for kind in (torch.SymInt, torch.SymFloat):
+                stack.enter_context(mock.patch.object(kind, name, new, create=True))
+        for name in ("ceil", "floor"):
+            new = _with_a_float(name, getattr(np, name))
+            stack.enter_context(mock.patch.object(np, name, new))
+        stack.enter_context(mock.patch.object(torch.SymInt, "__hash__", _hash))
+        stack.enter_context(mock.patch.object(builtins, "divmod", _divmod))
         for name, is_better in {"min": operator.lt, "max": operator.gt}.items():
             new = _choosing(getattr(builtins, name), is_better)
             stack.enter_context(mock.patch.object(builtins, name, new))
@@ -127,6 +139,32 @@ def _asking(real: Callable[..., Any], decides: bool) -> Callable[..., Any]:
         return functools.reduce(combine, asked) if asked else not decides
 
     return call
+
+
+def _as_numpy(number: Any, name: str) -> Any:
+    return call_math(name, number)
+
+
+def _with_a_float(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of NumPy that gives a float, where that of `math` gives an int."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_recorded = len(args) == 1 and not kwargs and node_of(args[0]) is not None
+        return torch.sym_float(call_math(name, args[0])) if is_recorded else real(*args, **kwargs)
+
+    return call
+
+
+def _hash(number: torch.SymInt) -> int:
+    """Let a number be looked up in a set or a dictionary: which one it is, is guarded."""
+    return hash(number.node.nested_int() if number.node.is_nested_int() else int(number))
+
+
+def _divmod(number: Any, by: Any, /) -> tuple[Any, Any]:
+    """Divide as Python does; a symbol has no method for both at once."""
+    if node_of(number) is None and node_of(by) is None:
+        return _DIVMOD(number, by)
+    return number // by, number % by
 
 
 def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

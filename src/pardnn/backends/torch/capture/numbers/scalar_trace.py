@@ -48,9 +48,10 @@ class ScalarTrace:
         """Make a new source op of a host scalar; return its symbol."""
         call = Call(kind="input", arguments=arguments)
         self._calls.append(call)
-        value = Value(call, kind=type(number))
+        kind = float if isinstance(number, float) else type(number)  # NumPy's float64 is one
+        value = Value(call, kind=kind)
         call.outputs.append(value)
-        return symbol(HostNode(self, value, type(number), number))
+        return symbol(HostNode(self, value, kind, number))
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
         """Record a call of host arithmetic, as a `ScalarRecorder`, and return its value."""

@@ -1,0 +1,114 @@
+"""Counters given to NumPy, sets, dictionaries and `divmod`; settings that are floats of NumPy."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.backends.torch.stepping import Entry, assert_as_eager, small
+
+RATES = {0: 0.1, 2: 0.05}
+MILESTONES = {2, 4}
+
+
+def cosine(n: int, group: dict[str, Any]) -> Any:
+    group["lr"] = 0.1 * 0.5 * (1 + np.cos(np.pi * n / 10))
+    return 1
+
+
+def ramp(n: int, group: dict[str, Any]) -> Any:
+    return 2 / (1 + np.exp(-10 * n / 10)) + np.sqrt(n + 1) * np.log(n + 2) + np.tanh(n) + np.sin(n)
+
+
+def rounded(n: int, group: dict[str, Any]) -> Any:
+    return f"{np.floor(n / 3)} {np.ceil(n / 3)}", np.log2(n + 1) + np.log10(n + 2)
+
+
+def table(n: int, group: dict[str, Any]) -> Any:
+    group["lr"] = np.linspace(0.1, 0.01, 10)[n]
+    return 1
+
+
+def in_sets(n: int, group: dict[str, Any]) -> Any:
+    if n in MILESTONES or n in {3}:
+        group["lr"] *= 0.5
+    return RATES.get(n, 2)
+
+
+def divided(n: int, group: dict[str, Any]) -> Any:
+    whole, rest = divmod(n, 3)
+    return 1 + whole + rest
+
+
+def made(weigh: Callable[..., Any]) -> Entry:
+    model, x, y = small()
+    held = SimpleNamespace(n=0, text="")
+
+    def step(model, optimizer, x, y, held):
+        optimizer.zero_grad()
+        weight = weigh(held.n, optimizer.param_groups[0])
+        if isinstance(weight, tuple):
+            print(weight[0])
+            weight = weight[1]
+        loss = F.mse_loss(model(x), y) * weight
+        loss.backward()
+        optimizer.step()
+        held.n += 1
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), np.float64(0.1)), x, y, held)
+
+
+def rate(args: tuple[Any, ...]) -> list[Any]:
+    return [float(args[1].param_groups[0]["lr"]).hex(), args[4].n]
+
+
+@pytest.mark.parametrize("weigh", [cosine, ramp, rounded, table, in_sets, divided])
+def test_counters_are_those_of_eager(weigh: Callable[..., Any]) -> None:
+    sizes = (1,) if weigh in (table, in_sets) else (1, 2)  # captured anew at each call
+    assert_as_eager(lambda: made(weigh), state=rate, steps=6, sizes=sizes, is_followed=True)
+
+
+class Best:
+    """As people keep the best: in a class attribute at first."""
+
+    best = float("inf")
+
+
+def test_what_a_first_step_leaves_may_reach_code_that_takes_numbers_alone() -> None:
+    def keeping() -> Entry:
+        model, x, y = small()
+        model = nn.Sequential(model[0], nn.BatchNorm1d(6), model[2])
+        found = Best()
+
+        def step(model, optimizer, x, y, found):
+            norm = model[1]
+            if hasattr(norm, "backup"):
+                norm.momentum = norm.backup
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            norm.backup, norm.momentum = norm.momentum, 0
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            found.best = min(found.best, loss.item())
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, found)
+
+    def state(args: tuple[Any, ...]) -> list[Any]:
+        norm, found = args[0][1], args[4]
+        return [norm.running_mean.tolist(), norm.momentum, norm.backup, found.best.hex()]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as on ranks: sums over a batch depend on it
+    try:
+        assert_as_eager(keeping, state=state, sizes=(1,), is_followed=True)
+    finally:
+        torch.set_num_threads(threads)
