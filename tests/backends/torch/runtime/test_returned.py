@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -172,6 +173,108 @@ def test_a_named_tuple_keeps_its_names() -> None:
     with pytest.raises(AttributeError, match="no 'other', but loss, pair, accuracy"):
         _ = fast(*args[2:])[0].other
     fast.close()
+
+
+@dataclasses.dataclass
+class Stats:
+    last: float = 0.0
+    n: int = 0
+
+
+def _in_dict(loss: Any, held: Any) -> Any:
+    held.numbers["last"] = loss.item()
+    held.numbers["n"] += 1
+    return loss, held.numbers
+
+
+def _in_object(loss: Any, held: Any) -> Any:
+    held.stats.last, held.stats.n = loss.item(), held.stats.n + 1
+    return {"loss": loss, "of": [held.stats]}
+
+
+def _in_list(loss: Any, held: Any) -> Any:
+    held.items[0], held.items[1] = loss.item(), held.items[1] + 1
+    return loss, held.items
+
+
+def _in_new_key(loss: Any, held: Any) -> Any:
+    held.numbers["new"] = loss.item()
+    return loss, held.numbers
+
+
+def _in_filled_list(loss: Any, held: Any) -> Any:
+    held.items.append(loss.item())
+    return loss, held.items
+
+
+def _within(loss: Any, held: Any) -> Any:
+    held.inner["a"]["n"] += 2
+    return Pair(loss, held.inner)
+
+
+def _told(_args: Any, held: Any) -> list[Any]:
+    return [held.numbers, held.stats, held.items, held.inner]
+
+
+@pytest.mark.parametrize(
+    "put", [_in_dict, _in_object, _in_list, _in_new_key, _in_filled_list, _within]
+)
+@pytest.mark.parametrize("is_given", [False, True], ids=["held", "given"])
+def test_an_object_that_the_step_updates_and_returns_is_itself(put: Any, is_given: bool) -> None:
+    def make() -> tuple[Entry, Any]:
+        held = SimpleNamespace(
+            numbers={"last": 0.0, "n": 0}, stats=Stats(), items=[0.0, 0], inner={"a": {"n": 0}}
+        )
+        given = (held,) if is_given else ()
+        step, args = returning(lambda model, x, y, loss, logits: loss)
+
+        def whole(model: Any, optimizer: Any, x: Any, y: Any, *more: Any) -> Any:
+            return put(step(model, optimizer, x, y), more[0] if more else held)
+
+        return (whole, (*args, *given)), held
+
+    (step, args), _ = make()
+    plan = random_plan(capture(step, *args), 2, seed=1)
+
+    def body(rank: int, store: str) -> Any:
+        connect(rank, 2, store, 20).close()
+        (step, args), held = make()
+        decide = lambda graph, size, _state: random_plan(graph, size, seed=1)  # noqa: E731
+        fast = parallelize(step, *args, plan=plan, decide=decide, timeout=20, device="cpu")
+        found = []
+        for _ in range(3):
+            result = fast(*args[2:])
+            found.append((repr(flat_numbers(result)), repr(_told(args, held))))
+        is_own = any(x is y for x in parts(result) for y in parts(_told(args, held)))
+        fast.close()
+        return found, is_own
+
+    (step, args), held = make()
+    expected = []
+    for _ in range(3):
+        result = step(*args)
+        expected.append((repr(flat_numbers(result)), repr(_told(args, held))))
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == [[[*each] for each in expected], True]
+
+
+def flat_numbers(result: Any) -> Any:
+    """Values without what they are in: names of classes differ."""
+    if isinstance(result, torch.Tensor):
+        return result.item()
+    if isinstance(result, dict):
+        return [(key, flat_numbers(item)) for key, item in result.items()]
+    return [*map(flat_numbers, result)] if isinstance(result, list | tuple) else result
+
+
+def parts(result: Any) -> list[Any]:
+    """Containers and objects in a result."""
+    if isinstance(result, torch.Tensor | int | float | str):
+        return []
+    items = result.values() if isinstance(result, dict) else result
+    inner = items if isinstance(result, dict | list | tuple) else []
+    return [result, *(part for item in inner for part in parts(item))]
 
 
 def test_what_cannot_be_returned_says_so() -> None:

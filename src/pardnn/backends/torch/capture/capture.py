@@ -359,7 +359,7 @@ class _Session:
         returned = loss_of(trace.result) if self.has_loss else None
         loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
-        result, copies = recorded_result(trace.tracer, trace.result, returned)
+        result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)
         tell_numbers(trace, chosen)
         told = trace.effects.noted
         outputs = [*updated, *states, *copies, *trace.effects.calls]

@@ -7,12 +7,13 @@ structure around them (tuples, lists, dicts, fields) is data on the loss op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
+from pardnn.backends.torch.capture.numbers.containers import recorded_name
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites.undoing import record
 from pardnn.backends.torch.capture.trace_ir import Call, Value
@@ -37,7 +38,7 @@ def loss_of(result: Any) -> torch.Tensor:
 
 
 def recorded_result(
-    tracer: Tracer, result: Any, loss: torch.Tensor | None
+    tracer: Tracer, result: Any, loss: torch.Tensor | None, held: Mapping[int, str]
 ) -> tuple[Any, list[Call]]:
     """Record a copy of each tensor that a step returns besides its loss.
 
@@ -45,6 +46,7 @@ def recorded_result(
         tracer: Of the step, which has run.
         result: What it returned.
         loss: The tensor of it that is the loss; None of an evaluation.
+        held: Names of the step's own objects by id, see `objects_by_name`.
 
     Returns:
         The structure of the result, with trace values for tensors and numbers, or None if it is the
@@ -60,11 +62,15 @@ def recorded_result(
             calls[id(item)] = keep(tracer, item)
         return calls[id(item)].outputs[0]
 
-    return structured(result, loss, kept), list(calls.values())
+    return structured(result, loss, kept, held), list(calls.values())
 
 
 def structured(
-    result: Any, loss: torch.Tensor | None, kept: Callable[[Any], Any], depth: int = 0
+    result: Any,
+    loss: torch.Tensor | None,
+    kept: Callable[[Any], Any],
+    held: Mapping[int, str],
+    depth: int = 0,
 ) -> Any:
     """Return the structure of a result, with what `kept` makes of tensors and numbers.
 
@@ -72,6 +78,7 @@ def structured(
         result: What a step returned.
         loss: The tensor of it that is the loss; None if none is to be told from others.
         kept: Called with each other tensor, and each number that only a run knows.
+        held: Names of the step's own objects by id.
         depth: Of containers around it.
     """
     if result is loss and loss is not None:
@@ -80,14 +87,17 @@ def structured(
         return {"kept": kept(result)}
     if result is None or isinstance(result, bool | int | float | str):
         return {"value": encode(result, _no_name)}
+    own = held.get(id(result)) or recorded_name(result)
+    if own is not None:
+        return {"held": own}
     named = _named_items(result)
     if depth >= _MAX_DEPTH or (named is None and not isinstance(result, list | tuple)):
         return {"opaque": type(result).__name__}
     if named is None:
         kind = "tuple" if isinstance(result, tuple) else "list"
-        return {kind: [structured(each, loss, kept, depth + 1) for each in result]}
+        return {kind: [structured(each, loss, kept, held, depth + 1) for each in result]}
     kind = "dict" if type(result) is dict else "named" if isinstance(result, tuple) else "fields"
-    return {kind: [[key, structured(each, loss, kept, depth + 1)] for key, each in named]}
+    return {kind: [[key, structured(each, loss, kept, held, depth + 1)] for key, each in named]}
 
 
 def named_result(structure: Any) -> Any:
@@ -155,6 +165,8 @@ def _scalars(result: Any, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _items(result: Any) -> list[Any]:
+    if recorded_name(result) is not None:
+        return []  # what it holds is not looked at
     if isinstance(result, list | tuple):
         return list(result)
     named = _named_items(result)

@@ -27,6 +27,7 @@ class StepTrace:
         changed: Plain values that the step changed, by name.
         settings: Plain values that the graph takes for granted.
         result: What the step returned.
+        held: Names of the step's own objects by id.
         schedules: Names of the learning rate schedules that it stepped.
         effects: What the step tells: `numbers.effects.Effects`.
         choices: Code of it that runs by data: `choices.choices.Choices`.
@@ -47,6 +48,7 @@ class StepTrace:
     changed: dict[str, Changed]
     settings: dict[str, Any]
     result: Any
+    held: Mapping[int, str] = field(default_factory=dict)
     schedules: Sequence[str] = ()
     effects: Any = None
     choices: Any = None

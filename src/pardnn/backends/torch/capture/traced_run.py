@@ -50,7 +50,7 @@ from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.held_numbers import with_tensor_names
+from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.used_names import used_names
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told, without_addresses
@@ -152,6 +152,7 @@ def run_noted(
         OtherUse: It does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
+    trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
     unseen, is_first = unseen_states(objects), chosen.is_first
     classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:

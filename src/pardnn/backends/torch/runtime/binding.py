@@ -88,9 +88,8 @@ class Binding:
         self._tensors = [op for op in graph.ops if op.kind == "input" and not is_number(op)]
         self._of_batch = [op.name for op in self._tensors if self._is_of_batch(op.name)]
         objects = walk_objects(step, list(args))
-        self._optimizers = [
-            e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
-        ]
+        stateful = (entry.value for entry in objects.stateful)
+        self._optimizers = [x for x in stateful if isinstance(x, torch.optim.Optimizer)]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
         self._starting = StartingNumbers(graph, self.sources, objects)
         entries = setting_entries(objects, self._batch)
@@ -375,21 +374,23 @@ class Binding:
             )
         return self.inputs(given.tensors, given.numbers)
 
-    def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Give the user's objects the numbers that the step made; call it after each step.
+    def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Give the user's objects what the step made; return those that it returns, by name.
 
-        Containers of the batch get the tensors that the step put into them.
+        Call it after each step. Containers of the batch get tensors that it put into them.
 
         Args:
             effects: `Executor.effects`.
         """
+        held: dict[str, Any] = {}
         if effects or self._host.writes:
-            given = zip(self._batch, self._given if effects else (), strict=False)
+            given = zip(self._batch, self._given if self._host.puts(effects) else (), strict=False)
             objects = [walk_value(arg, self._names[index]) for index, arg in given]
             rebind(effects, objects)
-            self._host.write(effects, objects)
+            held = self._host.write(effects, objects)
         self._given, self._has_run = (), True
         self._starting.end()
+        return held
 
     def sinks(self) -> dict[str, Any]:
         """Return the files and writers that the step tells something, by name."""

@@ -19,10 +19,12 @@ from pardnn.backends.torch.runtime.filled_containers import (
     filled_names,
     holds,
 )
+from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     missing_slots,
     numbers_by_name,
+    objects_by_name,
     place,
     slot_of_name,
     slots_of,
@@ -78,6 +80,7 @@ class HostNumbers:
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
+        self._held = _held_slots(step, args, held_names(graph.step_notes.get("result")))
         self._absent, self.left = self._assigned.absent(), self._assigned.left_values()
         places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)
@@ -89,8 +92,12 @@ class HostNumbers:
 
     @property
     def writes(self) -> bool:
-        """Whether `write` does something after a step without effects."""
-        return bool(self._new or self._schedules or self._given)
+        """Whether `write` does something, or returns objects, after a step without effects."""
+        return bool(self._new or self._schedules or self._given or self._held)
+
+    def puts(self, effects: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether `write` needs what the batch's arguments hold."""
+        return bool(effects or self._held)
 
     @property
     def is_empty(self) -> bool:
@@ -199,13 +206,17 @@ class HostNumbers:
 
     def write(
         self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()
-    ) -> None:
+    ) -> dict[str, Any]:
         """Give the user's objects what the last step made for them; step its schedules.
 
         Args:
             effects: What the step tells, numbers that it makes of data among it.
             batch: What the batch's arguments hold.
+
+        Returns:
+            The objects that the step returns and that were there before it, by name.
         """
+        held = {name: slot.get() for name, slot in self._held.items()}
         sets = (effect["set"] for effect in effects if "set" in effect)
         told = {name: value_of(value) for name, value in sets}
         for name, value in {**self._new, **told}.items():
@@ -214,8 +225,9 @@ class HostNumbers:
             self._slots[name].set(value)
         self._new = {}
         assign(effects, self._assigned, self._sources, batch)
+        given = {name: holder for each in batch for name, holder, _ in each.contents}
+        held |= {name: given[name] for name in held if name in given}
         if self.filled:
-            given = {name: holder for each in batch for name, holder, _ in each.contents}
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
@@ -228,6 +240,21 @@ class HostNumbers:
             stepped.remove(given)
             _, values, named = given
             schedule.step(*map(value_of, values), **{key: value_of(x) for key, x in named})
+        return held
+
+
+def _held_slots(
+    step: Callable[..., Any], args: Sequence[Any], names: Sequence[str]
+) -> dict[str, Slot]:
+    """Return the places of objects that the step returns, by name."""
+    if not names:
+        return {}
+    objects = walk_objects(step, list(args))
+    held = objects_by_name(objects)
+    _check_known([name for name in names if name not in held], "object")
+    contents = objects.contents
+    # What no place holds, such as an object of a hook, stays what it is.
+    return {n: next(iter(slots_of(contents, held[n])), Slot([held[n]], 0)) for n in names}
 
 
 def _check_known(missing: Sequence[str], what: str) -> None:

@@ -9,7 +9,7 @@ strides are equal, so all ranks go on with the same values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -198,6 +198,34 @@ class NamedItems(tuple[Any, ...]):
         return NamedItems(self._asdict() | items)
 
 
+class Held(NamedTuple):
+    """The place of an object of the step's own within its result, by its name."""
+
+    name: str
+
+
+def held_names(structure: Any) -> list[str]:
+    """Return the names of the step's own objects in a result, as `capture.result` records it."""
+    if isinstance(structure, list):
+        return [name for item in structure for name in held_names(item)]
+    if not isinstance(structure, dict):
+        return []
+    ((kind, content),) = structure.items()
+    return [content] if kind == "held" else held_names(content) if kind in _NESTED else []
+
+
+def with_held(result: Any, held: Mapping[str, Any]) -> Any:
+    """Return a result with the step's own objects in their places."""
+    if isinstance(result, Held):
+        return held[result.name]
+    if isinstance(result, NamedItems):
+        return NamedItems(with_held(result._asdict(), held))
+    if isinstance(result, dict):
+        return type(result)((key, with_held(item, held)) for key, item in result.items())
+    is_sequence = type(result) in (list, tuple)
+    return type(result)(with_held(item, held) for item in result) if is_sequence else result
+
+
 class NotReturned:
     """The place of an object within a step's result that is no tensor, number, text or container.
 
@@ -213,6 +241,7 @@ class NotReturned:
         return f"<{self.kind}: a step on several ranks returns tensors, numbers and containers>"
 
 
+_NESTED = ("tuple", "list", "dict", "fields", "named")
 _KEYED = {"dict": dict, "fields": Fields, "named": NamedItems}
 
 
@@ -238,8 +267,8 @@ def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
         return kept[content]
     if kind == "value":
         return decode(content, torch.device("cpu"))
-    if kind == "opaque":
-        return NotReturned(content)
+    if kind in ("opaque", "held"):
+        return NotReturned(content) if kind == "opaque" else Held(content)
     if kind in _KEYED:
         return _KEYED[kind]({key: _rebuilt(item, loss, kept) for key, item in content})
     found = [_rebuilt(item, loss, kept) for item in content]

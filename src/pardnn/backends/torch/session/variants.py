@@ -25,6 +25,7 @@ from pardnn.backends.torch.runtime.failures import naming_out_of_memory
 from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.rebound import KeptData
@@ -57,9 +58,10 @@ class Variant:
 
     def finished(self) -> Any:
         """Tell what the step that has run prints, logs and checks; return what it returned."""
-        self.binding.end_step(self.executor.effects)
+        held = self.binding.end_step(self.executor.effects)
         tell(self.executor.effects, self.binding.sinks())
-        return self.executor.result
+        result = self.executor.result
+        return with_held(result, held) if held else result
 
 
 Make = Callable[[int, Sequence[Any], Sequence[Change]], Variant]

@@ -91,6 +91,15 @@ def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
     return next((slot for path, slot, _ in named_places(objects) if path == name), None)
 
 
+def objects_by_name(objects: ObjectGraph) -> dict[str, Any]:
+    """Return the objects and containers that a step holds; of two with one name, the first."""
+    found: dict[str, Any] = {}
+    for name, holder, _ in objects.contents:
+        if name not in ("", "args") and not isinstance(holder, types.CellType | GlobalName):
+            found.setdefault(name, holder)
+    return found
+
+
 def place(slot: Slot) -> tuple[int, Any]:
     """Return what identifies a place, also where two slots lead to it."""
     held = slot.holder if slot.key is None else items_of(slot.holder)

@@ -242,6 +242,14 @@ def _recorder_of(holder: Any, note: Note, name: str, keys: tuple[Any, ...] = ())
     return made
 
 
+def recorded_name(value: Any) -> str | None:
+    """Return the name of the container that a recorder stands for; None for anything else."""
+    if not isinstance(value, (*_RECORDERS.values(), _Reopened)):
+        return None
+    _, name, keys, _ = value.pardnn
+    return None if keys else name
+
+
 def _kind_of(made: Any) -> type:
     """Return the type whose own members see what is in a recorder."""
     return next(kind for kind in _REOPENED if isinstance(made, kind))
