@@ -18,6 +18,7 @@ _TORCH_NAMES = ("dtype", "layout", "memory_format", "device")
 _FLOATS = ("inf", "-inf", "nan")
 _EFFECTS = (
     "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "schedule",
+    "order",
 )  # fmt: skip
 
 

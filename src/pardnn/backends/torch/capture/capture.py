@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
+from pardnn.backends.torch.capture.assigned.key_orders import note_orders
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, first_difference
@@ -321,6 +322,7 @@ class _Session:
         after = traces.objects()
         found = sources_of(after, batch)
         chosen = created_numbers(trace, found, after, self.original, live)
+        note_orders(trace.effects.noted, trace.orders, {})
         states = created_states(trace, found, after, {source.name for source in live})
         graph = self._assembled(name, trace, None, chosen, {}, sharing, states)
         return Captured(graph, tuple(left_gradients(found)))
@@ -389,9 +391,8 @@ class _Session:
         """
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
-        again = self.traces.trace(
-            chosen.plain(), initial=initial, constants=constants, locate=False
-        )
+        plain = chosen.plain()
+        again = self.traces.trace(plain, initial=initial, constants=constants, locate=False)
         check_same(trace, again)
         check_constants(trace, again)
         check_same_effects(trace.effects, again.effects)

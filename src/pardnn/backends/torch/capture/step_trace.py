@@ -37,6 +37,7 @@ class StepTrace:
         left: Of the first step: values of what the sources are after it, by name.
         filled: Of the first step: what it puts into containers that it only fills, by name.
         unfilled: Names of such containers into which it puts nothing.
+        orders: Keys of dictionaries in which it leaves them in another order, by name.
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
@@ -58,6 +59,7 @@ class StepTrace:
     left: Mapping[str, Value] = field(default_factory=dict)
     filled: Mapping[str, Any] = field(default_factory=dict)
     unfilled: Sequence[str] = ()
+    orders: Mapping[str, list[Any]] = field(default_factory=dict)
     assigned: Mapping[str, Any] = field(default_factory=dict)
     trainable: Mapping[str, bool] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()

@@ -19,6 +19,7 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
 from pardnn.backends.torch.capture.assigned.differences import assigned_values
+from pardnn.backends.torch.capture.assigned.key_orders import key_orders
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
@@ -184,6 +185,7 @@ def run_noted(
     for name, each in trace.changed.items():
         if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
             raise changed_setting(name, Stores(functions).line(name))
+    trace.orders = key_orders(objects)
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}

@@ -21,7 +21,7 @@ from pardnn.backends.torch.launch.job import (
     read_stage,
     stack_path,
 )
-from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import FileError, PardnnError, RankError, StuckError, error_from
 
 #: Errors of code, the user's or ours: the traceback says more than the message.

@@ -18,7 +18,7 @@ from pardnn.backends.torch.deferred_init.initialise import largest_made_whole
 from pardnn.backends.torch.deferred_init.recording import Recording
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Compute, Free

@@ -28,13 +28,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.runtime.effects import value_of
+from pardnn.backends.torch.user_step.code_names import is_library_module
 from pardnn.backends.torch.user_step.held_numbers import place
-from pardnn.backends.torch.user_step.object_graph import (
-    ObjectGraph,
-    dotted,
-    is_library_module,
-    walk_objects,
-)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, dotted, walk_objects
 from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import Slot, items_of
 from pardnn.backends.torch.user_step.sources import Source
@@ -197,6 +193,16 @@ def assign(
                 slot.set(value)
     for name, flag in (each["trainable"] for each in effects if "trainable" in each):
         sources[name].get().requires_grad_(bool(flag))
+
+
+def put_in_order(container: dict[Any, Any], keys: Sequence[Any]) -> None:
+    """Move the keys of a dictionary so that those of them which are given have their order."""
+    known = {*keys} & container.keys()
+    wanted = iter([key for key in keys if key in known])
+    found = [next(wanted) if key in known else key for key in container]
+    if found != [*container]:
+        for key in found:
+            container[key] = container.pop(key)
 
 
 def _key(reference: Reference) -> str:

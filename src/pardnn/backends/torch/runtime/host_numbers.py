@@ -18,6 +18,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
     fill,
     filled_names,
     holds,
+    put_in_order,
 )
 from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
@@ -80,7 +81,10 @@ class HostNumbers:
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
+        effects = graph.step_notes.get("effects", [])
+        ordered = [each["order"][0] for each in effects if "order" in each]
         self._held = _held_slots(step, args, held_names(graph.step_notes.get("result")))
+        self._ordered = _held_slots(step, args, ordered)
         self._absent, self.left = self._assigned.absent(), self._assigned.left_values()
         places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)
@@ -227,8 +231,11 @@ class HostNumbers:
         assign(effects, self._assigned, self._sources, batch)
         given = {name: holder for each in batch for name, holder, _ in each.contents}
         held |= {name: given[name] for name in held if name in given}
+        ordered = {name: slot.get() for name, slot in self._ordered.items()} | given
         if self.filled:
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
+        for name, keys in (each["order"] for each in effects if "order" in each):
+            put_in_order(ordered[name], keys)
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
         stepped = [effect["schedule"] for effect in effects if "schedule" in effect]

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_object
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module, names_in
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
     ContentGuards,
@@ -47,15 +48,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     items_by_key,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
-from pardnn.backends.torch.user_step.object_graph import (
-    PLAIN,
-    argument_names,
-    dotted,
-    is_library_file,
-    is_library_module,
-    names_in,
-    walk_objects,
-)
+from pardnn.backends.torch.user_step.object_graph import PLAIN, argument_names, dotted, walk_objects
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
 from pardnn.backends.torch.user_step.slots import slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names

@@ -9,8 +9,9 @@ from __future__ import annotations
 import types
 from collections.abc import Collection, Sequence
 
+from pardnn.backends.torch.user_step.code_names import is_library_module
 from pardnn.backends.torch.user_step.item_guards import ItemGuard
-from pardnn.backends.torch.user_step.object_graph import dotted, is_library_module
+from pardnn.backends.torch.user_step.object_graph import dotted
 
 
 def library_guards(

@@ -16,20 +16,19 @@ import gc
 import inspect
 import io
 import random
-import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 from pardnn.backends.torch.user_step.slots import GlobalName, Slot, has_attributes, items_of
+from pardnn.backends.torch.user_step.used_names import users_functions
 
 #: Of torch's own classes only these hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -44,9 +43,6 @@ OPAQUE_PACKAGES = frozenset({
     "random", "re", "socket", "ssl", "tempfile", "threading", "_thread", "tokenizers", "torch",
     "typing", "weakref", "pardnn",
 })  # fmt: skip
-_LIBRARY_ROOTS = tuple(
-    {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
-)
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
@@ -128,7 +124,16 @@ def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry("", step))
     _visit_hooks(objects)
+    _visit_methods(objects, step)
     return objects
+
+
+def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> None:
+    """Visit what methods refer to that may run: no object has them as a value."""
+    num_seen = -1
+    while num_seen != (num_seen := len(objects.seen)):
+        for function in users_functions(step, list(objects.seen.values())):
+            _visit(objects, Entry(function.__name__, function))
 
 
 def _visit_hooks(objects: ObjectGraph) -> None:
@@ -305,40 +310,6 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             objects.contents.append((key, GlobalName(function.__globals__, key), item))
             slot = Slot(function.__globals__, key)
             yield entry._replace(name=key, value=item, slot=slot)
-
-
-def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code and that of the lambdas, generators and functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_of(constant)
-
-
-def names_in(code: types.CodeType) -> list[str]:
-    """Return the globals and attributes that a function names, those of inner functions last."""
-    return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
-
-
-@functools.cache
-def is_library_file(filename: str) -> bool:
-    """Whether a source file belongs to Python, an installed package, or pardnn itself."""
-    if filename.startswith("<"):
-        return True
-    path = str(Path(filename).resolve())
-    inside = any(path.startswith(root + "/") for root in _LIBRARY_ROOTS)
-    return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
-
-
-def is_library_module(module: Any) -> bool:
-    """Whether a module, or a folder of modules without a file of its own, is of a library."""
-    # What it holds, not what it answers: `torch.classes` makes something of any name.
-    held = getattr(module, "__dict__", {})
-    files = [held.get("__file__"), *(held.get("__path__") or ())]
-    return is_library_file(next((each for each in files if each), "<"))
-
-
-_PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
 
 
 def _is_walked(value: Any) -> bool:

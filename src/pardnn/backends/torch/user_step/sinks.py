@@ -16,13 +16,9 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.held_numbers import named_places
-from pardnn.backends.torch.user_step.object_graph import (
-    OPAQUE_PACKAGES,
-    ObjectGraph,
-    is_library_file,
-    walk_value,
-)
+from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, ObjectGraph, walk_value
 
 _CSV_WRITER = type(csv.writer(io.StringIO()))
 #: Their objects are sinks whatever they hold; a progress bar holds the data that it goes through.

@@ -27,11 +27,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import (
-    codes_of,
-    is_library_file,
-    is_library_module,
-)
+from pardnn.backends.torch.user_step.code_names import codes_of, is_library_file, is_library_module
 
 #: Methods that run without being named.
 _IMPLICIT = frozenset({"forward"})
@@ -45,6 +41,11 @@ _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
 _CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typing", "math"})
 _COMPUTED_NAMES = frozenset({"getattr", "vars", "__dict__", "locals", "globals", "attrgetter"})
+#: What has code of its own, beside that of its class.
+_WITH_CODE = (
+    types.FunctionType, types.MethodType, types.ModuleType, type, staticmethod, classmethod,
+    property, functools.cached_property, functools.partial,
+)  # fmt: skip
 
 
 @dataclass
@@ -79,6 +80,27 @@ def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
         search.add_value(value)
     search.run()
     return search.found
+
+
+def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[types.FunctionType]:
+    """Return the user's functions that may run, methods among them.
+
+    Unlike `used_names` it does not read libraries: a method that one of them may call, since a
+    class of its own has it, too, counts as named. Takes 1 ms for 2,500 objects.
+
+    Args:
+        step: A function, method, partial or callable object.
+        objects: All objects that are known to be reachable.
+    """
+    search, kinds = _UsersSearch(), set[type]()
+    for value in (step, *objects):
+        kind = type(value)
+        if kind not in kinds:
+            search.add_value(value)
+            if not issubclass(kind, _WITH_CODE) and not hasattr(kind, "__wrapped__"):
+                kinds.add(kind)  # of others like it the class alone counts, too
+    search.run()
+    return search.found.functions
 
 
 class _Search:
@@ -120,8 +142,12 @@ class _Search:
                 self._read(self._waiting.pop())
             for holder in [*self._classes, *self._modules.values()]:
                 for name, value in list(vars(holder).items()):
-                    if name in self.found.names or (isinstance(holder, type) and _runs(name)):
+                    if name in self.found.names or self._runs(holder, name):
                         self._follow(value)
+
+    def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
+        """Whether what a class or module has under a name may run without being named."""
+        return isinstance(holder, type) and _runs(name)
 
     def _size(self) -> tuple[int, int, int]:
         return len(self.found.names), len(self._functions), len(self._classes) + len(self._modules)
@@ -152,6 +178,36 @@ class _Search:
         for name in mentioned:
             if name in function.__globals__:
                 self._follow(function.__globals__[name])
+
+
+class _UsersSearch(_Search):
+    """Through the user's own code alone."""
+
+    def add_value(self, value: Any) -> None:
+        """Add a value that code which may run can reach, if it is the user's."""
+        function = _function_of(value)
+        if function is None or not is_library_file(function.__code__.co_filename):
+            super().add_value(value)
+        elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
+            self._functions[id(function)] = function
+            for held in _held_by(function):
+                if _function_of(held) is not None:
+                    self.add_value(held)
+
+    def _add_class(self, kind: type) -> None:
+        if kind not in self._classes and not _is_of_library(kind):
+            self._classes |= {base: None for base in kind.__mro__ if not _is_of_library(base)}
+
+    def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
+        if not isinstance(holder, type) or name in _NEVER_RUN:
+            return False
+        bases = (base for base in holder.__mro__ if _is_of_library(base) and base not in _BASES)
+        return self.found.is_open or _runs(name) or any(hasattr(base, name) for base in bases)
+
+
+@functools.cache
+def _is_of_library(kind: type) -> bool:
+    return is_library_module(sys.modules.get(kind.__module__))
 
 
 def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:

@@ -24,6 +24,7 @@ import torch
 
 from pardnn.backends.torch.capture.assigned.contents import Leaf, agree, recorded
 from pardnn.backends.torch.capture.assigned.differences import GONE, Assigned, is_there
+from pardnn.backends.torch.capture.assigned.key_orders import note_orders
 from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, read_again
@@ -279,6 +280,7 @@ class Assignments:
         read = {n for n, each in assigned.items() if not each.is_fresh or n in (self._read or ())}
         same = self._same | {name for name, each in self._settled.items() if _is_plain(each)}
         note_assigned(trace, assigned, read, same)
+        note_orders(trace.effects.noted, first.orders, trace.orders)
 
 
 def note_assigned(

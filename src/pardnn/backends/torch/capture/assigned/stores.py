@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable, Iterator
 
 from pardnn.backends.torch.capture.source_location import shown_path
-from pardnn.backends.torch.user_step.object_graph import codes_of
+from pardnn.backends.torch.user_step.code_names import codes_of
 
 _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"})
 _DELETES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"})

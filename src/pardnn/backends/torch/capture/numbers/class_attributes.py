@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph, is_library_module
+from pardnn.backends.torch.user_step.code_names import is_library_module
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
 #: Attributes by class: each with its value, and what a container holds.

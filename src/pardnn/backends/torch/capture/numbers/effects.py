@@ -36,7 +36,8 @@ from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.ops.number_texts import format_number, text_format
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_file
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
 class Effects:
@@ -273,7 +274,7 @@ def check_same_effects(one: Effects, other: Effects) -> None:
         [
             (_plain(each, effects.hints), effects.lines.get(id(each)))
             for each in effects.noted
-            if not {"set", "rebind", "assign", "trainable"} & each.keys()
+            if not {"set", "rebind", "assign", "trainable", "order"} & each.keys()
         ]
         for effects in (one, other)
     ]

@@ -29,7 +29,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 
 #: All that reads or writes a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),

@@ -30,7 +30,7 @@ from pardnn.backends.torch.ops.host_scalars import (
     choose,
     node_of,
 )
-from pardnn.backends.torch.user_step.object_graph import names_in
+from pardnn.backends.torch.user_step.code_names import names_in
 
 _DIVMOD = divmod
 

@@ -1,0 +1,47 @@
+"""What code names, and whose it is."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_LIBRARY_ROOTS = tuple(
+    {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
+)
+_PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the lambdas, generators and functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_of(constant)
+
+
+def names_in(code: types.CodeType) -> list[str]:
+    """Return the globals and attributes that a function names, those of inner functions last."""
+    return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
+
+
+@functools.cache
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to Python, an installed package, or pardnn itself."""
+    if filename.startswith("<"):
+        return True
+    path = str(Path(filename).resolve())
+    inside = any(path.startswith(root + "/") for root in _LIBRARY_ROOTS)
+    return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
+
+
+def is_library_module(module: Any) -> bool:
+    """Whether a module, or a folder of modules without a file of its own, is of a library."""
+    # What it holds, not what it answers: `torch.classes` makes something of any name.
+    held = getattr(module, "__dict__", {})
+    files = [held.get("__file__"), *(held.get("__path__") or ())]
+    return is_library_file(next((each for each in files if each), "<"))

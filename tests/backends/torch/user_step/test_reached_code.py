@@ -1,0 +1,156 @@
+"""Globals that methods write: of models, optimizers, callbacks, and of the object behind a step."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.user_step.used_names import users_functions
+from tests.backends.torch.stepping import Entry, assert_as_eager
+
+LOG: list[float] = []
+LAST: Any = None
+TABLES: dict[str, Any] = {}
+N = 0
+
+
+def note(value: Any) -> None:
+    global N
+    N += 1
+    LOG.append(value)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x):
+        found = self.linear(x)
+        note(found.mean().item())
+        return found
+
+
+class Sgd(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        global LAST
+        LAST = self.param_groups[0]["params"][0].grad.norm()
+        return super().step(closure)
+
+
+class Callback:
+    def end(self, loss):
+        note(loss.item())
+
+
+class Trainer:
+    def __init__(self, model: Any = None, optimizer: Any = None, **held: Any) -> None:
+        torch.manual_seed(0)
+        self.model = model() if model else nn.Linear(5, 3)
+        self.optimizer = (optimizer or torch.optim.SGD)(self.model.parameters(), lr=0.1)
+        self.held = held
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        loss = F.mse_loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.tell(loss)
+        for callback in self.held.values():
+            getattr(callback, "end", callback)(loss)
+        return loss
+
+    def tell(self, loss):
+        pass
+
+
+class Telling(Trainer):
+    def tell(self, loss):
+        TABLES["loss"] = loss.detach()
+        self.tell_all(loss)
+        self.tell_class(loss)
+        note(self.twice * 2)
+
+    @staticmethod
+    def tell_all(loss):
+        note(loss.item())
+
+    @classmethod
+    def tell_class(cls, loss):
+        TABLES[cls.__name__] = loss.item()
+
+    @property
+    def twice(self):
+        note(1.0)
+        return 2.0
+
+
+def hooked() -> Trainer:
+    trainer = Trainer()
+    trainer.model.register_forward_hook(lambda module, given, found: note(found.sum().item()))
+    return trainer
+
+
+CASES: dict[str, Callable[[], Trainer]] = {
+    "forward": lambda: Trainer(Net),
+    "optimizer": lambda: Trainer(None, Sgd),
+    "methods": Telling,
+    "callback": lambda: Trainer(a=Callback()),
+    "function": lambda: Trainer(a=lambda loss: note(loss.item())),
+    "partial": lambda: Trainer(a=functools.partial(lambda more, loss: note(loss.item()), 1)),
+    "hook": hooked,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_reached_code_writes_is_that_of_eager(name: str) -> None:
+    trainers: list[Trainer] = []
+
+    def make() -> Entry:
+        global N, LAST
+        N, LAST = 0, None
+        LOG.clear()
+        TABLES.clear()
+        trainers[:] = [CASES[name]()]
+        return trainers[0].step, (torch.randn(4, 5), torch.randn(4, 3))
+
+    def state(_args: Any) -> list[Any]:
+        last = LAST if LAST is None else LAST.item()
+        return [N, [*map(float, LOG)], last, {k: float(v) for k, v in TABLES.items()}]
+
+    sizes = (1,) if name == "optimizer" else (1, 2)  # the tensor is on one rank
+    assert_as_eager(make, state=state, steps=4, sizes=sizes, is_followed=True)
+
+
+class Plain:
+    def step(self):
+        return self.used + self.call()
+
+    def call(self):
+        return N
+
+    @property
+    def used(self):
+        return N
+
+    def never(self):
+        return N
+
+
+class Open(Plain):
+    def step(self):
+        return getattr(self, "ne" + "ver")()
+
+
+def test_methods_that_nothing_names_are_left_out() -> None:
+    def found(held: Any) -> set[str]:
+        return {each.__qualname__ for each in users_functions(held.step, [held])}
+
+    assert found(Plain()) == {"Plain.step", "Plain.used", "Plain.call"}
+    assert "Plain.never" in found(Open())
+    assert "Sgd.step" in found(Trainer(None, Sgd).optimizer)
