@@ -21,6 +21,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
@@ -199,6 +200,8 @@ def main(folder: Path) -> None:
     """
     request = json.loads((folder / _REQUEST).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Torch asks for a temporary folder while it is loaded, and Python looks for one by writing.
+    tempfile.tempdir = str(folder)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != request["parent"]:
