@@ -7,6 +7,7 @@ code that outlive them.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import sys
@@ -45,6 +46,7 @@ def _leave(status: int) -> NoReturn:
     threads = [each for each in others if not each.daemon]
     for each in threads:
         each.join(max(0.0, end - time.monotonic()))
+    gc.freeze()  # to look for cycles in torch's objects takes 0.4 to 0.7 CPU s
     if status == 130 or any(each.is_alive() for each in threads):
         atexit._run_exitfuncs()
         sys.stdout.flush()

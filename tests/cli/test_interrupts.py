@@ -45,6 +45,14 @@ __main__.THREADS_S = 0.1
 main.main = lambda: (threading.Thread(target=time.sleep, args=(60,)).start(), sys.exit(3))
 __main__.main()
 """
+FROZEN = """
+import atexit, gc, sys
+from pardnn import __main__
+from pardnn.cli import main
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))
+main.main = lambda: sys.exit({status})
+__main__.main()
+"""
 
 
 def run_python(text: str) -> subprocess.CompletedProcess[str]:
@@ -70,6 +78,12 @@ def test_an_interrupt_while_a_dataclass_is_made_ends_with_130(tmp_path: Path) ->
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_the_end_of_a_command_collects_no_garbage(status: int) -> None:
+    done = run_python(FROZEN.format(status=status))
+    assert (done.returncode, done.stdout) == (status, "True\n")
 
 
 @pytest.mark.parametrize("module", ["typer", "pardnn.place.polish.polish"])

@@ -5,25 +5,40 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pardnn.backends.torch.launch import processes
-from pardnn.backends.torch.launch.job import Job, read_result
+from pardnn.backends.torch.launch.job import Job, read_result, write_result
 
 
-def test_a_stopped_rank_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two ranks; the second one is stopped."""
+    found = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for rank, child in enumerate(found):
+        (tmp_path / f"pid-{rank}").write_text(str(child.pid))
+    found[1].send_signal(signal.SIGSTOP)
+    yield found
+    for child in found:
+        child.kill()
+        child.wait()
+
+
+def job_of_two(timeout_s: float) -> Job:
+    return Job(target="", steps=1, threads=1, timeout_s=timeout_s, device="cpu",
+               limits=(None, None), batch_size=None, seed=0, parent=os.getpid())  # fmt: skip
+
+
+def test_a_stopped_rank_is_ended_and_named(
+    tmp_path: Path, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may hold the lock of the store's file, and then no other rank can tell of it."""
     monkeypatch.setattr(processes, "SHUTDOWN_S", 0)
     monkeypatch.setattr(processes, "_WATCH_S", 0.05)
-    job = Job(target="", steps=1, threads=1, timeout_s=0.2, device="cpu", limits=(None, None),
-              batch_size=None, seed=0, parent=os.getpid())  # fmt: skip
-    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
-    for rank, child in enumerate(children):
-        (tmp_path / f"pid-{rank}").write_text(str(child.pid))
-    children[1].send_signal(signal.SIGSTOP)
-    with processes._none_left(tmp_path, job):
+    with processes._none_left(tmp_path, job_of_two(0.2)):
         statuses = [child.wait(20) for child in reversed(children)]
     assert statuses == [-signal.SIGKILL] * 2  # the other one wrote nothing in its time either
     assert read_result(tmp_path, 0) is None
@@ -31,3 +46,13 @@ def test_a_stopped_rank_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.M
     assert error["code"] == "E702"
     assert error["details"]["first_failing_rank"] == 1
     assert "SIGSTOP" in error["message"]
+
+
+def test_a_stopped_rank_has_no_time_to_end_once_another_one_has_failed(
+    tmp_path: Path, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SHUTDOWN_S", 1000)
+    write_result(tmp_path, 0, {"error": {"code": "E701", "message": "m", "details": {}}})
+    with processes._none_left(tmp_path, job_of_two(1000)):
+        assert children[1].wait(20) == -signal.SIGKILL
+    assert children[0].poll() is None

@@ -140,9 +140,9 @@ def _quiet_launcher(job: Job) -> Iterator[None]:
 def _none_left(directory: Path, job: Job) -> Iterator[None]:
     """Kill what still runs `SHUTDOWN_S` after the first rank has written an error.
 
-    A rank that is stopped (SIGSTOP) may hold the lock of the store's file, so that no other can
-    even say that it waits. It is given the timeout of a message and as long again as ranks have
-    to end.
+    One that is stopped (SIGSTOP) then is killed at once. Before, it may hold the lock of the
+    store's file, so that no other can even say that it waits: it is given the timeout of a message
+    and as long again as ranks have to end.
     """
     done, num_ranks = threading.Event(), len(job.limits)
     since: dict[int, float] = {}
@@ -156,6 +156,9 @@ def _none_left(directory: Path, job: Job) -> Iterator[None]:
                     _blame_stopped(directory, rank, _waited(since, rank))
             if done.wait(_WATCH_S):
                 return
+        for rank in range(num_ranks):
+            if _state(read_pid(directory, rank)) == "T":  # it cannot heed SIGTERM
+                _kill_child(read_pid(directory, rank))
         if not done.wait(SHUTDOWN_S):
             for rank in range(num_ranks):
                 _kill_child(read_pid(directory, rank))
