@@ -103,7 +103,7 @@ def _error(error: BaseException, rank: int | str) -> dict[str, Any]:
         details = {"rank": rank, "first_failing_rank": rank}
         found = {"code": short.code, "message": f"rank {rank}: {short.message}", "details": details}
     elif isinstance(error, KeyboardInterrupt):
-        message = f"rank {rank} was interrupted by SIGINT, which it alone was sent"
+        message = f"rank {rank} was interrupted by SIGINT, sent to it and not to the run"
         details = {"rank": rank, "first_failing_rank": rank}
         found = {"code": "E602", "message": message, "details": details}
     else:
