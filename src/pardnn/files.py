@@ -30,8 +30,7 @@ from pydantic_core import SchemaValidator
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.pipes import content_of, opened, write_through
 
-#: A graph of a million ops takes about a quarter of this.
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1 << 30  #: A graph of a million ops takes about a quarter of this.
 #: What a packed file may unpack to: graphs take 17 to 21 times their packed size. A small file is
 #: small in memory too, where an element takes up to 40 times its bytes in the file.
 MAX_RATIO, SMALL_BYTES = 100, 4 << 20
@@ -69,7 +68,8 @@ def read_bytes(path: str | Path) -> bytes:
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise FileError(f"cannot read {_reason(path, error)}", code="E403") from error
     if size > limit or len(content) > limit:
-        raise FileError(f"{shown(str(path))} holds more than {limit} bytes", code="E404")
+        more = ".\nUnpack it first: gunzip." if SMALL_BYTES < limit < MAX_BYTES else ""
+        raise FileError(f"{shown(str(path))} holds more than {limit} bytes{more}", code="E404")
     return content
 
 
@@ -83,7 +83,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file by renaming a complete temporary one: the old file stays until then.
 
     Raises:
-        FileError: E405, with the path and the system's reason; the old file is as it was.
+        FileError: E405, with path and reason; the old file is as it was.
     """
     path = Path(path)
     if path.suffix == ".gz":

@@ -6,11 +6,12 @@ import errno
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from pardnn import files
 from pardnn.backends.torch.launch import worker
 from pardnn.backends.torch.launch.job import (
     BUILDING,
@@ -129,6 +130,20 @@ def test_a_run_without_a_temporary_folder_is_an_error_of_the_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     graph, plan = read_graph(tiny / "graph.json"), read_plan(tiny / "plan.json")
     with pytest.raises(FileError, match="the ranks cannot be started") as caught:
+        run_plan("m.py:f", graph, plan, device="cpu")
+    assert caught.value.code == "E405"
+    assert "TMPDIR" in caught.value.message
+
+
+def test_a_run_without_room_in_the_temporary_folder_says_where_it_is_looked_for(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    graph, plan = read_graph(tiny / "graph.json"), read_plan(tiny / "plan.json")
+    monkeypatch.setattr(files, "_replace", full)
+    with pytest.raises(FileError, match="No space left on device") as caught:
         run_plan("m.py:f", graph, plan, device="cpu")
     assert caught.value.code == "E405"
     assert "TMPDIR" in caught.value.message

@@ -147,9 +147,7 @@ def run_plan(
             record=record,
             code=None if code is None else [str(path.resolve()) for path in code],
         )
-        write_job(directory, job)
-        write_graph(graph, directory / GRAPH_FILE)
-        write_plan(plan, directory / PLAN_FILE)
+        _write_request(directory, job, graph, plan)
         tell(f"starting {plan.num_devices} ranks")
         found = _run_ranks(directory, job)
         reference = None
@@ -171,6 +169,18 @@ def _told_as_file_error() -> Iterator[None]:
             "They meet in the system's temporary folder; TMPDIR names another one.",
             code="E405",
         ) from error
+
+
+def _write_request(directory: Path, job: Job, graph: Graph, plan: Plan) -> None:
+    """Write what the ranks read; a full folder is an `OSError`, as where it cannot be made."""
+    try:
+        write_job(directory, job)
+        write_graph(graph, directory / GRAPH_FILE)
+        write_plan(plan, directory / PLAN_FILE)
+    except FileError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
 
 
 def _silent(_text: str) -> None:
