@@ -17,6 +17,7 @@ from typing import NoReturn
 
 #: How long threads of the user's code may go on once a command is done, seconds.
 THREADS_S = 1.0
+_OUT_OF_MEMORY = b"E413 the system has too little room: out of memory (`ulimit -a` shows limits)\n"
 
 
 def main() -> NoReturn:
@@ -30,6 +31,9 @@ def main() -> NoReturn:
             error = {"code": "E130", "exit": 130, "message": "interrupted", "details": {}}
             print(json.dumps({"error": error}))
         _leave(130)
+    except (MemoryError, SystemError):  # while an error was told: there is no room for that
+        os.write(2, _OUT_OF_MEMORY)
+        _leave(4)
     except SystemExit as end:
         _leave(end.code if isinstance(end.code, int) else 0)
     _leave(0)

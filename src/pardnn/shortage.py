@@ -13,6 +13,7 @@ _SAID = (
     "failed to map segment",
     "cannot allocate memory",
     "too many open files",
+    "error return without exception set",
 )
 
 
@@ -22,16 +23,22 @@ def shortage(error: Exception) -> FileError | None:
     Args:
         error: Of any kind, one that no part of the package has told of.
     """
-    said = str(error).lower()
-    is_short = isinstance(error, MemoryError) or (
-        isinstance(error, OSError | ImportError | RuntimeError)
-        and (getattr(error, "errno", None) in _SHORT or any(text in said for text in _SAID))
-    )
-    if not is_short:
+    short: BaseException | None = error
+    while short is not None and not _is_short(short):
+        short = short.__cause__ or short.__context__  # llvmlite tells anew that it was not loaded
+    if short is None:
         return None
-    what = str(error).partition("\n")[0] or "out of memory"
+    what = str(short).partition("\n")[0] or "out of memory"
     return FileError(
         f"the system has too little room: {what}.\nFree disk space (TMPDIR names another temporary"
         " folder), memory or open files (`ulimit -a` shows the limits).",
         code="E413",
+    )
+
+
+def _is_short(error: BaseException) -> bool:
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError | ImportError | RuntimeError | SystemError)
+        and (getattr(error, "errno", None) in _SHORT or any(text in said for text in _SAID))
     )

@@ -86,6 +86,14 @@ def test_the_end_of_a_command_collects_no_garbage(status: int) -> None:
     assert (done.returncode, done.stdout) == (status, "True\n")
 
 
+@pytest.mark.parametrize("error", ["MemoryError", "SystemError"])
+def test_no_room_to_tell_of_an_error_is_said(error: str) -> None:
+    text = "from pardnn import __main__\nfrom pardnn.cli import main\n"
+    text += f"def main_(): raise {error}\nmain.main = main_\n__main__.main()\n"
+    done = run_python(text)
+    assert (done.returncode, done.stderr.split()[0], done.stderr.count("\n")) == (4, "E413", 1)
+
+
 @pytest.mark.parametrize("module", ["typer", "pardnn.place.polish.polish"])
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_an_interrupted_start_leaves_no_traceback(module: str, more: list[str], tiny: Path) -> None:

@@ -25,6 +25,11 @@ unset TMPDIR; cd "$PWD"; exec "$@"
 """
 
 
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__context__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -33,6 +38,8 @@ unset TMPDIR; cd "$PWD"; exec "$@"
         (FileNotFoundError(errno.ENOENT, "No usable temporary directory found"), "No usable"),
         (ImportError("lib.so: failed to map segment from shared object"), "failed to map"),
         (MemoryError(), "out of memory"),
+        (SystemError("error return without exception set"), "error return"),  # of CPython, too
+        (caused(OSError("no lib.so"), OSError("lib.so: failed to map segment")), "failed to map"),
     ],
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
