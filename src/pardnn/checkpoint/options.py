@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pardnn.checkpoint.directory import check_steps, read_manifest, resolve
+from pardnn.checkpoint.directory import Lock, check_steps, read_manifest, resolve
 from pardnn.errors import UsageError
 
 
@@ -54,7 +54,9 @@ def save_options(
 
     Raises:
         UsageError: E233, if one needs another, or `keep` is no number of steps.
-        FileError: E430, E431, E4xx, if there is no complete step to resume from.
+        FileError: E430, E431, E4xx, if there is no complete step to resume from, or the directory
+            cannot be written.
+        MismatchError: E522, if another run saves there.
     """
     if directory is None:
         if every is not None or keep is not None or resume or on_signal == "save":
@@ -65,5 +67,7 @@ def save_options(
             )
         return None
     check_steps("keep", keep)
+    if directory.is_dir():  # ranks ask again: until they do, another run may remove what is resumed
+        Lock(directory).release()
     first = read_manifest(resolve(directory)).step if resume else None
     return SaveOptions(directory=str(directory.resolve()), every=every, keep=keep, first_step=first)
