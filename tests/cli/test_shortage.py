@@ -87,9 +87,11 @@ def can_mount() -> bool:
 def test_full_temporary_folders_end_in_an_error_or_not_at_all(tiny: Path, tmp_path: Path) -> None:
     """What needs no temporary folder works in full ones; the rest says E4xx."""
     package, data = Path("/mnt/package"), Path("/mnt/data")
+    python = Path("/mnt/python")  # this clone may be below a folder that is hidden
     prepare = (
-        "mount -t tmpfs tmpfs /mnt && mkdir -p /mnt/package /mnt/data /mnt/cwd && "
-        f"mount --bind {ROOT} {package} && mount --bind {tmp_path} {data} && cd /mnt/cwd && "
+        "mount -t tmpfs tmpfs /mnt && mkdir -p /mnt/package /mnt/data /mnt/cwd /mnt/python && "
+        f"mount --bind '{sys.prefix}' {python} && mount --bind '{ROOT}' {package} && "
+        f"mount --bind '{tmp_path}' {data} && cd /mnt/cwd && "
         "PARDNN_CACHE=/mnt/cache PYTHONPATH=/mnt/package "
     )
     for name in ("graph", "plan"):
@@ -104,7 +106,7 @@ def test_full_temporary_folders_end_in_an_error_or_not_at_all(tiny: Path, tmp_pa
         f"plan {data}/graph.json --devices 2 --algorithm heft --costs measured": 4,
     }
     for words, status in commands.items():
-        pardnn_of = f"'{sys.executable}' -m pardnn {words}"
+        pardnn_of = f"{python}/bin/{Path(sys.executable).name} -m pardnn {words}"
         script = f"{prepare} sh -c '{FULL}' sh {pardnn_of}"
         done = subprocess.run(
             ("unshare", "-m", "sh", "-c", script), capture_output=True, text=True, check=False
