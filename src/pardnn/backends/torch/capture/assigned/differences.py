@@ -28,6 +28,7 @@ from pardnn.backends.torch.capture.assigned.contents import (
 )
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled
 from pardnn.backends.torch.capture.trace_ir import Storage
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -91,12 +92,15 @@ def assigned_values(
         is_first: Whether it is the first step: numbers in new places may be counters.
     """
     is_bound, tables = of_optimizers(objects), _module_tables(objects)
+    optimizers = [x.value for x in objects.stateful if isinstance(x.value, torch.optim.Optimizer)]
+    groups = {id(group) for each in optimizers for group in each.param_groups}
     # Numbers are followed by name, and an argument of one name would be taken for an attribute.
     arguments = {name for name, _ in objects.arguments}
     found = {
         name: change
         for name, change in changes(objects.contents, _differ).items()
-        if change.slot is not None and "<" not in name and not is_bound(name)
+        if change.slot is not None and "<" not in name
+        and (not is_bound(name) or _is_tensor_beside(name, change, groups))
         and id(change.slot.holder) not in tables
         and not (_is_number_of_the_step(change, is_first) and name not in arguments)
     }  # fmt: skip
@@ -149,6 +153,19 @@ def _without_installed_hooks(
     written = stores()
     flags = {name for name, each in found.items() if each.now is True and not written.has(name)}
     return {name: each for name, each in found.items() if name not in hooks | flags}
+
+
+def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bool:
+    """Whether a tensor was put in a new attribute of an optimizer, which is none of its states.
+
+    Raises:
+        UnsupportedError: E804, if it was put under a new key of a group.
+    """
+    assert change.slot is not None
+    is_made = change.is_new and isinstance(change.now, torch.Tensor)
+    if is_made and id(change.slot.holder) in groups:
+        raise changed_state([name])
+    return is_made and isinstance(change.slot.holder, torch.optim.Optimizer)
 
 
 def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:

@@ -10,6 +10,7 @@ repeating step makes what the first step left, calls included.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -220,7 +221,7 @@ def put_defaults(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
     for name, change in changes(list(contents)).items():
         holder = None if change.slot is None else change.slot.holder
         is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
-        default = getattr(holder, "default_factory", None)
+        default = holder.default_factory if isinstance(holder, defaultdict) else None
         if change.slot is not None and change.then is None and is_number and default in NUMBERS:
             found[name] = default()
             change.slot.set(found[name])

@@ -1,4 +1,4 @@
-"""What a step changes without a trace: sets, arrays, iterators, generators, context variables.
+"""What a step changes without a trace: sets, arrays, iterators, attributes of tensors, and more.
 
 Problem: `next(schedule)`, `rng.random()` and `seen.add(key)` change objects that have no items by
 key. What they give is frozen in the graph, and two traces may get the same by chance.
@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextvars
 import decimal
+import functools
 import random
 import types
 from typing import Any
 
 import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
@@ -33,8 +36,9 @@ def unseen_states(objects: ObjectGraph) -> list[tuple[Entry, Any]]:
     Args:
         objects: The object graph of the step.
     """
-    arrays = [each for each in objects.arrays if _is_small(each.value)][:_MAX_ARRAYS]
-    return [(entry, _state(entry.value)) for entry in (*objects.unseen, *arrays)]
+    arrays: list[Entry] = [each for each in objects.arrays if _is_small(each.value)][:_MAX_ARRAYS]
+    found = (*objects.unseen, *arrays, *objects.tensors)
+    return [(entry, _state(entry.value)) for entry in found]
 
 
 def check_unseen(states: list[tuple[Entry, Any]]) -> None:
@@ -47,7 +51,11 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
         UnsupportedError: E804.
     """
     for entry, then in states:
-        if _state(entry.value) != then:
+        if isinstance(entry.value, torch.Tensor):
+            attributes = dict(_state(entry.value) ^ then)
+            if attributes:
+                raise changed_state([f"{entry.name}.{each}" for each in attributes])
+        elif _state(entry.value) != then:
             if has_content(entry.value):
                 raise changed_state([entry.name])
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
@@ -78,7 +86,17 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES
 
 
+@functools.cache
+def _own_attributes() -> frozenset[str]:
+    """Return the names that a placeholder has of its own."""
+    with FakeTensorMode():
+        return frozenset(vars(torch.nn.Parameter(torch.empty(0))))
+
+
 def _state(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        named = ((key, id(held)) for key, held in vars(value).items())
+        return {x for x in named if x[0] not in _own_attributes() and x[0][:7] != "_pardnn"}
     if has_content(value):
         return content_of(value)
     if isinstance(value, random.Random):
