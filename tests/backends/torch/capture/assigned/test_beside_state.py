@@ -1,14 +1,16 @@
-"""What a step puts beside states of optimizers and on parameters is followed, or refused by name."""
+"""What a step puts beside its states, and on parameters, is followed or refused by name."""
 
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import Entry, assert_as_eager, small
+from tests.backends.torch.stepping import Entry, assert_as_eager, cut_plan, small
 
 
 class Clipped(torch.optim.SGD):
@@ -93,3 +95,31 @@ def test_what_would_be_lost_is_refused_by_name(put: Any, name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"changes Python state.*: {name}") as caught:
         capture(step, *args)
     assert caught.value.code == "E804"
+
+
+def _normed(kind: str) -> Entry:
+    model, x, y = small()
+    if kind == "prune":
+        prune.l1_unstructured(model[0], "weight", 0.3)
+    else:
+        getattr(nn.utils, kind)(model[0])
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["spectral_norm", "weight_norm", "prune"])
+def test_a_weight_that_a_hook_sets_is_that_of_the_last_call(kind: str) -> None:
+    def state(args: Any) -> Any:
+        return args[0][0].weight.detach().sum().item().hex()
+
+    assert_as_eager(lambda: _normed(kind), state=state, steps=3, sizes=(1, 2))
+    step, args = _normed(kind)
+    assert cut_plan(capture(step, *args), 2).num_devices == 2

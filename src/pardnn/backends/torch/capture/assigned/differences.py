@@ -129,7 +129,10 @@ def _assigned(name: str, change: Changed, places: Places, written: Stores) -> As
     each = Assigned(change, content, reference, written.line(name), is_users)
     if is_users or (isinstance(change.now, _PLAIN) and isinstance(change.then, _PLAIN)):
         return each
-    is_of_torch = type(change.slot.holder).__module__.partition(".")[0] == "torch"
+    holder, is_tensor = change.slot.holder, isinstance(change.now, torch.Tensor)
+    if isinstance(holder, torch.nn.Module) and is_tensor and isinstance(change.then, torch.Tensor):
+        return each  # as hooks of `weight_norm` set a weight at each call
+    is_of_torch = type(holder).__module__.partition(".")[0] == "torch"
     return None if content is None or (is_of_torch and each.is_fresh) else each
 
 
