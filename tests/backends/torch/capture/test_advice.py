@@ -179,8 +179,10 @@ CASES: dict[str, Case] = {
     "jagged": Case("E803", "pad_sequence", ragged, padded),
     "cond": Case(
         "E801", "torch.where(p, f(x), g(x))",
-        lambda m, x: torch.cond(x.mean() > 0, lambda x: m(x), lambda x: -m(x), (x,)).exp().sum(),
-        lambda m, x: torch.where(x.mean() > 0, m(x), -m(x)).exp().sum(),
+        lambda m, x: torch.cond(
+            x.mean() > 0, lambda x: F.dropout(m(x)), lambda x: -m(x), (x,)
+        ).exp().sum(),
+        lambda m, x: torch.where(x.mean() > 0, F.dropout(m(x)), -m(x)).exp().sum(),
     ),
     "hessian": Case("E801", "jacrev(grad(f))", hessian, reverse_twice),
     "forward over reverse": Case(

@@ -74,12 +74,13 @@ def first_change(
         now = _content(holder)
         if isinstance(holder, types.CellType | GlobalName):
             now, then = [now], [then]
-        if len(now) != len(then):
-            return name
         new, old = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (now, then))
-        pairs = ((new.get(key), item) for key, item in old.items())
-        if any(not _stands_for(now, then) and id(now) not in known for now, then in pairs):
-            return name
+        for key in dict.fromkeys((*old, *new)):
+            pair = new.get(key), old.get(key)
+            is_one = _stands_for(*pair) or id(pair[0]) in known
+            if not (key in new and key in old and is_one):
+                is_variable = isinstance(holder, types.CellType | GlobalName)
+                return name if is_variable else dotted(name, key)
     return None
 
 

@@ -173,6 +173,8 @@ def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bo
 
 def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:
     """Whether a number changes by arithmetic, or comes into being; see `numbers.selection`."""
+    if type(change.then) is bool and type(change.now) is bool:
+        return False
     is_made = is_first and change.is_new and type(change.now) in (int, float)
     return is_filled(change) or is_made or (_is_number(change.then) and _is_number(change.now))
 

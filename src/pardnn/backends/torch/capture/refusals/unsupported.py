@@ -217,6 +217,17 @@ def higher_order(op: str, where: str | None) -> UnsupportedError:
     )
 
 
+def unlike_ways(where: str | None) -> UnsupportedError:
+    """Return E801: two functions of which one graph cannot run both and choose."""
+    return error_at(
+        where,
+        f"both functions of torch.cond run{at(where)}, since only a run knows which one is taken:\n"
+        "neither may draw random numbers or write in place, and their results are alike in shape,\n"
+        "type and device. Draw and write before it, or select: torch.where(p, f(x), g(x)), with\n"
+        "both finite where they are not taken.",
+    )
+
+
 def zero_tangent(where: str | None) -> UnsupportedError:
     """Return E801: a tangent of forward-mode derivatives that torch keeps without memory."""
     return error_at(

@@ -15,7 +15,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
 - CTC's loss takes lengths as lists, too: it gets tensors.
-- `torch.cond` on what is made of constants calls the function that they choose.
+- `torch.cond` on what is made of constants calls the function that they choose, else both: `cond`.
 - Packed sequences of known lengths are slices: `packed_sequences`.
 - A slice at a number that only a run knows is indexing by a tensor: `positions`.
 
@@ -32,11 +32,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import swa_utils
 
 from pardnn.backends.torch.capture.constant_folding import folded_list
-from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
+from pardnn.backends.torch.capture.rewrites import asgd, cond, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -93,6 +93,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch.Tensor, "__setitem__", positions.set)
         patch(torch.Tensor, "narrow", positions.narrow)
         patch(torch, "tensor", tensor_of_numbers)
+        patch(torch.Tensor, "__deepcopy__", _deep_copy)
         yield
         positions.check(tracer)
 
@@ -113,13 +114,26 @@ def _ctc_loss(
 def _cond(
     tracer: Tracer, _real: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()
 ) -> Any:
-    """Call the function that a predicate of constants chooses, as Python does."""
+    """Call the function that a predicate of constants chooses, as Python does; else both."""
     if isinstance(pred, torch.Tensor):
         known = folded_list(tracer.aliases.fresh_value(pred), tracer.calls)
         if known is None:
-            raise unsupported.higher_order("cond", tracer.locator.line())
+            return cond.chosen(tracer, pred, (true_fn, false_fn), operands)
         pred = all(known) if isinstance(known, list) else known
     return (true_fn if pred else false_fn)(*operands)
+
+
+def _deep_copy(_tracer: Tracer, real: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    """Copy a tensor of the trace by a call of it, where torch copies its storage."""
+    if not isinstance(tensor, FakeTensor) or not tensor.is_leaf or id(tensor) in memo:
+        return real(tensor, memo)
+    copy: torch.Tensor = tensor.detach().clone()
+    if copy.stride() != tensor.stride():
+        return real(tensor, memo)
+    if isinstance(tensor, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+    memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+    return copy
 
 
 def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
