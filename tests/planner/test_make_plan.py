@@ -17,6 +17,7 @@ from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import digested_text
 from pardnn.graph.ir import Graph, Op
+from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.place.pardnn import pardnn as placer
@@ -91,7 +92,10 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     warm_up.warm_up(["pardnn", "m-etf"], limited=False)
     assert [child.share for child in started] == [["plan", "simulate"]]
     started.clear()
-    warm_up.warm_up(["pardnn"], polished=True)
+    begun, told = COMPILATIONS.begun, []
+    with COMPILATIONS.watched(told.append):
+        warm_up.warm_up(["pardnn"], polished=True)
+    assert (COMPILATIONS.begun - begun, told) == (3, [True, False])
     assert [child.share for child in started] == [
         ["plan", "overflow", "simulate"],
         ["memory"],

@@ -39,7 +39,6 @@ CHEAP_OPS = 12_000
 SECONDS = 10.0
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
-PLANNING = "planning; the first time on a machine, kernels are compiled: a minute or two"
 
 
 def planned(
@@ -74,7 +73,7 @@ def planned(
     problem = Problem(graph, cluster, costs, options, state, start)
     with time_limit(options.time_limit):
         try:
-            with status(PLANNING) as show:
+            with status("planning") as show:
                 return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
         except InfeasibleError as error:
             if state is not None or error.code == "E303":

@@ -185,7 +185,7 @@ class _Search:
         pairs = ((first, second), (second, 2 * second)) if is_readable else ()
         if not any(self._anchored(*pair) for pair in pairs):
             return self.start  # captures alone will tell
-        with status("compiling kernels, the first time on a machine"):
+        with status("loading kernels"):
             warm_up(algorithms_to_try(self.options.algorithm, len(self.graphs[self.start].ops)))
         low, high = 0, self.start
         while self._is_predicted(high):

@@ -14,9 +14,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import numba
+from numba.core import event
+
+from pardnn.kernels.compilations import COMPILATIONS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _njit: Any = numba.njit
@@ -51,6 +54,27 @@ def _compiled(function: Any, **options: bool) -> Any:
     if cache is not None:
         cache.save_overload = _saving(cache.save_overload)
     return found
+
+
+@final
+class _Listener(event.Listener):
+    """Counts kernels that are compiled; numba tells of none that it finds kept."""
+
+    def on_start(self, event: Any) -> None:
+        if _is_ours(event):
+            COMPILATIONS.begin()
+
+    def on_end(self, event: Any) -> None:
+        if _is_ours(event):
+            COMPILATIONS.end()
+
+
+def _is_ours(event: Any) -> bool:
+    """Whether what is compiled is of this package, not of the user's code or of numba's own."""
+    return event.data["dispatcher"].py_func.__module__.startswith("pardnn.")
+
+
+event.register("numba:compile", _Listener())
 
 
 def _saving(save: Callable[..., None]) -> Callable[..., None]:

@@ -13,6 +13,7 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, PardnnError, Terminated, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
+from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.plan.check import check_plan
 from pardnn.plan.constraints import cutting, hard, placing
 from pardnn.plan.file import stamped
@@ -80,9 +81,9 @@ def make_plan(
     names = algorithms_of(steered(problem))
     polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
-    started = time.perf_counter()
+    begun, started = COMPILATIONS.begun, time.perf_counter()
     warm_up(names, limited=limited, polished=polish)
-    compile_s = time.perf_counter() - started
+    compile_s, compiled = time.perf_counter() - started, COMPILATIONS.begun > begun
     try:
         best = _searched(problem, keep_best)
     except InfeasibleError as error:
@@ -91,7 +92,8 @@ def make_plan(
         if problem.state is None or "usable_bytes" not in error.details:
             raise
         raise with_state(error, problem.graph, problem.state) from None
-    return finished(problem, best, compile_s=compile_s)
+    plan, result = finished(problem, best)
+    return plan, dataclasses.replace(result, compile_s=compile_s, compiled=compiled)
 
 
 def _searched(problem: Problem, keep_best: bool) -> Outcome:
@@ -254,20 +256,17 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
 
 
 @collector_paused()
-def finished(
-    problem: Problem, outcome: Outcome, *, compile_s: float = 0.0
-) -> tuple[Plan, PlanResult]:
+def finished(problem: Problem, outcome: Outcome) -> tuple[Plan, PlanResult]:
     """Return the checked plan of an outcome, with its metadata, and its figures.
 
     Args:
         problem: What was planned.
         outcome: What an algorithm decided.
-        compile_s: Seconds spent loading or compiling kernels.
 
     Raises:
         InvalidPlanError: E410, if it breaks a rule.
     """
-    result = _measure(problem, outcome, compile_s)
+    result = _measure(problem, outcome)
     graph, options, sharded = problem.graph, problem.options, outcome.sharded
     plan = dataclasses.replace(
         plan_from_arrays(graph, outcome.plan) if sharded is None else sharded.plan,
@@ -294,7 +293,7 @@ def finished(
     return stamped(plan, graph), result
 
 
-def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult:
+def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
     """Return the figures of an outcome: of the partitioned graph, where ops are sharded."""
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
     machine, sharded = problem.machine, outcome.sharded
@@ -326,7 +325,6 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
         busy_s=tuple(timeline.busy(outcome.plan.place, cluster.num_devices).tolist()),
         transfer_bytes=outcome.transfer_bytes,
         planning_s=outcome.planning_s,
-        compile_s=compile_s,
         moved_ops=outcome.moved_ops,
         dop=degree_of_parallelism(graph.arrays, machine),
         ccr=communication_ratio(graph.arrays, costs, cluster),

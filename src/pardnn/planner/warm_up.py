@@ -26,6 +26,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering import memory_bounded, schedule
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
@@ -176,6 +177,7 @@ def _compiling(shares: Iterable[Sequence[str]]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             child = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
             children.append(child)
+            COMPILATIONS.begin()
     try:
         yield
     except BaseException:
@@ -185,6 +187,7 @@ def _compiling(shares: Iterable[Sequence[str]]) -> Iterator[None]:
     finally:
         for child in children:
             child.wait()
+            COMPILATIONS.end()
 
 
 if __name__ == "__main__":

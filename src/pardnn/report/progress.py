@@ -10,16 +10,38 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from pardnn.errors import printable
+from pardnn.kernels.compilations import COMPILATIONS
+
+_COMPILING = "; compiling kernels, which are kept for later: up to a minute or two"
 
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a line with a spinner while something lasts; yield what shows another line."""
+    """Show a line with a spinner while something lasts; yield what shows another line.
+
+    Kernels that have to be compiled meanwhile are told behind the line.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    line, is_compiling = text, False
     with Console(stderr=True, markup=False).status(printable(text)) as shown:
-        yield lambda line: shown.update(printable(line))
+
+        def update() -> None:
+            shown.update(printable(line + _COMPILING * is_compiling))
+
+        def show(other: str) -> None:
+            nonlocal line
+            line = other
+            update()
+
+        def tell(compiling: bool) -> None:
+            nonlocal is_compiling
+            is_compiling = compiling
+            update()
+
+        with COMPILATIONS.watched(tell):
+            yield show
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class PlanResult:
     `gap` is makespan / lower bound - 1, `dop` total work / work on the critical path, `ccr` total
     communication / total computation. Lists are per device; an unlimited capacity is null.
     `period_s` is the time of a step among many (`sim.period`); `makespan_s` that of a single one.
+    `compile_s` went by before planning, in loading kernels or, if `compiled`, compiling some.
     """
 
     __pydantic_config__ = STRICT
@@ -46,12 +47,13 @@ class PlanResult:
     busy_s: tuple[float, ...]
     transfer_bytes: int
     planning_s: float
-    compile_s: float
     moved_ops: int
     dop: float
     ccr: float
     costs: str
     notes: tuple[str, ...] = ()
+    compile_s: float = 0.0
+    compiled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

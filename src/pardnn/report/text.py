@@ -189,11 +189,10 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
     """
     cluster = plan.cluster
     assert cluster is not None  # a plan just made was made for one
-    counts = [len(row) for row in plan.order]
     rows = [
         (
             device.name,
-            counts[i],
+            len(plan.order[i]),
             bytes_text(result.peak_bytes[i]),
             bytes_text(result.capacity_bytes[i]),
             seconds_text(result.busy_s[i]),
@@ -201,19 +200,15 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
         )
         for i, device in enumerate(cluster.devices)
     ]
-    serial = result.serial_s
-    name = printable(graph.name)
+    serial, step = result.serial_s, result.makespan_s
+    faster = f", {serial / step:.2f} times as fast as one device" if serial and step else ""
+    kernels = "compile kernels, kept for later" if result.compiled else "load kernels"
+    ops = f"{printable(graph.name)}: {len(graph.ops)} ops by {result.algorithm}"
     head = (
-        f"{name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
-        f"{_step_text(result.makespan_s, result.period_s)}"
-        + (
-            f", {serial / result.makespan_s:.2f} times as fast as one device"
-            if serial and result.makespan_s
-            else ""
-        )
-        + f"; lower bound {seconds_text(result.lower_bound_s)}, gap {percent_text(result.gap)}\n"
+        f"{ops} on {cluster_text(cluster)}\n{_step_text(step, result.period_s)}{faster}; "
+        f"lower bound {seconds_text(result.lower_bound_s)}, gap {percent_text(result.gap)}\n"
         f"transfers {bytes_text(result.transfer_bytes)}; costs: {result.costs}; planned in "
-        f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to load kernels)"
+        f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to {kernels})"
     )
     columns = ("device", "ops", "peak", "usable", "busy", "idle")
     notes = [f"note: {note}" for note in result.notes]
