@@ -14,9 +14,11 @@ from pardnn.cluster import (
     Rate,
     cluster_from_json,
     cluster_to_dict,
+    more_like,
     write_cluster,
 )
 from pardnn.errors import FileError, MismatchError, UsageError
+from pardnn.report.text import cluster_text
 
 
 def _text(**changes: object) -> bytes:
@@ -58,6 +60,24 @@ def test_file_round_trip(tmp_path: Path) -> None:
 def test_presets(name: str) -> None:
     assert Cluster.preset(name, 2).num_devices == 2
     assert Cluster.preset(name).num_devices == PRESETS[name][0]
+
+
+def test_cpu_ranks_are_called_what_they_are() -> None:
+    names = [device.name for device in Cluster.uniform(2, named="cpu").devices]
+    assert names == ["cpu:0", "cpu:1"]
+    assert [device.name for device in Cluster.preset("cpu", 1).devices] == ["cpu:0"]
+    assert [device.name for device in Cluster.preset("dgx-v100", 1).devices] == ["gpu:0"]
+    assert cluster_text(Cluster.uniform(2, named="cpu")).startswith("2 x cpu without limit")
+    assert cluster_text(Cluster(devices=(Device(name="a"),))).startswith("1 x accelerator")
+    with pytest.raises(UsageError, match="gpu or cpu"):
+        Cluster.uniform(2, named="tpu")  # pyright: ignore[reportArgumentType]
+
+
+def test_more_devices_are_called_as_the_first() -> None:
+    first = Device(name="cpu:1", memory=7)
+    assert [d.name for d in more_like(first, 2, ["cpu:1", "cpu:0"])] == ["cpu:2", "cpu:3"]
+    assert [d.name for d in more_like(Device(name="a"), 2)] == ["gpu:0", "gpu:1"]
+    assert more_like(first, 1)[0].memory == 7
 
 
 def test_unknown_preset_lists_the_names() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,7 @@ from pardnn.errors import FileError, UsageError
 from pardnn.units import MemoryLimits, parse_bandwidth, parse_limits, parse_seconds
 
 LinkModel = Literal["independent", "serial"]
+DeviceNames = Literal["gpu", "cpu"]
 
 #: Defaults of the command line: NVSwitch of a DGX-2, and the latency the thesis measured.
 DEFAULT_BANDWIDTH = 300e9
@@ -138,8 +139,9 @@ class Cluster:
         bandwidth: float | str = DEFAULT_BANDWIDTH,
         latency: float | str = DEFAULT_LATENCY,
         links: LinkModel = "independent",
+        named: DeviceNames = "gpu",
     ) -> Cluster:
-        """Return equal accelerators, every pair joined by the same link.
+        """Return equal devices, every pair joined by the same link.
 
         Args:
             num_devices: At least 1.
@@ -147,6 +149,8 @@ class Cluster:
             bandwidth: Bytes per second, or text such as "300GB/s".
             latency: Seconds, or text such as "25us".
             links: The link model.
+            named: What they are called, `gpu:0`, `gpu:1`, ... or, of CPU ranks, `cpu:0`, `cpu:1`,
+                ...; nothing else differs.
 
         Raises:
             UsageError: E201 to E203.
@@ -157,13 +161,15 @@ class Cluster:
             raise UsageError(f"a cluster has at most {MAX_DEVICES} devices, not {num_devices}")
         if links not in ("independent", "serial"):
             raise UsageError(f"links is {links!r:.40}; it can be independent or serial")
+        if named not in ("gpu", "cpu"):
+            raise UsageError(f"named is {named!r:.40}; it can be gpu or cpu")
         limits = parse_limits(memory, num_devices)
         if any(size is not None and size > MAX_MEMORY_BYTES for size in limits.values()):
             raise UsageError(f"memory {memory!r:.60} is too large: at most 1 EiB", code="E202")
         devices = tuple(
             Device(name="cpu", type="cpu", memory=size)
             if key == "cpu"
-            else Device(name=f"gpu:{key}", memory=size)
+            else Device(name=f"{named}:{key}", memory=size)
             for key, size in limits.items()
         )
         rate = Rate(bandwidth=parse_bandwidth(bandwidth), latency=parse_seconds(latency))
@@ -192,7 +198,8 @@ class Cluster:
             )
         most, memory, bandwidth, latency = PRESETS[name]
         count = most if num_devices is None else num_devices
-        return cls.uniform(count, memory=memory, bandwidth=bandwidth, latency=latency)
+        named = "cpu" if name == "cpu" else "gpu"
+        return cls.uniform(count, memory=memory, bandwidth=bandwidth, latency=latency, named=named)
 
     def seconds(self, source: int, target: int, num_bytes: int) -> float:
         """Seconds of one message between two devices; 0 within a device.
@@ -282,6 +289,14 @@ def _arrays(cluster: Cluster) -> ClusterArrays:
     for array in (latency, bandwidth, speed):
         array.setflags(write=False)
     return ClusterArrays(latency, bandwidth, speed)
+
+
+def more_like(device: Device, count: int, taken: Iterable[str] = ()) -> list[Device]:
+    """Return so many devices like this one, by names of its kind that are not taken yet."""
+    stem, known = device.name.rpartition(":")[0] or "gpu", set(taken)
+    names = (f"{stem}:{i}" for i in range(count + len(known)))
+    free = [name for name in names if name not in known][:count]
+    return [replace(device, name=name) for name in free]
 
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pardnn import backends
-from pardnn.cli.options import cluster_from_options
+from pardnn.cli.options import cluster_from_options, devices_named
 from pardnn.cost.links import LinkCosts, LinkFit
+from pardnn.errors import UsageError
 
 FIT = LinkFit(latency=12.34e-6, bandwidth=2.3456e9, error=0.0)
 COSTS = LinkCosts(idle=FIT, sending=FIT, taking=FIT, posting=0.0, waking=0.0)
@@ -50,6 +51,44 @@ def test_gpus_keep_the_default(measured: list[int], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backends, "this_device", lambda: "cuda")
     assert rate(2, None, None, None, None, None, of_this_machine=True) == (300e9, 25e-6)
     assert not measured
+
+
+def names(*given: Any, **kwargs: Any) -> list[str]:
+    return [device.name for device in cluster_from_options(*given, **kwargs).devices]
+
+
+def test_devices_are_called_what_they_are(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = (2, None, None, None, None, None)
+    assert names(*two, of_this_machine=True) == ["cpu:0", "cpu:1"]
+    assert names(*two, named=devices_named("step.py:training", None)) == ["cpu:0", "cpu:1"]
+    assert names(*two, named=devices_named("g.json", "measured")) == ["cpu:0", "cpu:1"]
+    assert names(*two, named=devices_named("g.json", "cpu")) == ["cpu:0", "cpu:1"]
+    assert names(*two, named=devices_named("g.json", None)) == ["gpu:0", "gpu:1"]
+    assert names(*two, named=devices_named("step.py:training", "v100")) == ["gpu:0", "gpu:1"]
+    monkeypatch.setattr(backends, "this_device", lambda: "cuda")
+    assert names(*two, of_this_machine=True) == ["gpu:0", "gpu:1"]
+    assert names(*two, named=devices_named("step.py:training", None)) == ["gpu:0", "gpu:1"]
+
+
+def test_this_is_a_cluster_of_ranks_here(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = (None, None, None, None, None)
+    monkeypatch.setattr(backends, "visible_devices", lambda: ["cpu AVX2"], raising=False)
+    monkeypatch.setattr(backends, "rank_memory_bytes", lambda ranks: 120 // ranks, raising=False)
+    found = cluster_from_options(*here, "this:3")
+    assert [(d.name, d.memory) for d in found.devices] == [(f"cpu:{i}", 40) for i in range(3)]
+    assert rate(*here, "this:2") == (2.35e9, 1.23e-5)
+    with pytest.raises(UsageError, match="this:2"):
+        cluster_from_options(*here, "this")
+    monkeypatch.setattr(backends, "this_device", lambda: "cuda")
+    monkeypatch.setattr(backends, "visible_devices", lambda: ["cuda:0 A", "cuda:1 A", "cpu AVX2"])
+    assert names(*here, "this") == ["gpu:0", "gpu:1"]
+    assert rate(*here, "this") == (300e9, 25e-6)
+    with pytest.raises(UsageError, match="torch sees 2 GPUs"):
+        cluster_from_options(*here, "this:3")
 
 
 def test_run_asks_for_them(measured: list[int], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

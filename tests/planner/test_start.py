@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, Device
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
@@ -19,6 +19,7 @@ from pardnn.place.polish.restore import relabelled, restored
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import read_plan, write_plan
 from pardnn.plan.plan import Plan, plan_arrays, plan_from_arrays
+from pardnn.planner.start.earlier import devices_now
 from pardnn.sim.engine import run_lists
 from tests.place.machines import machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
@@ -109,6 +110,14 @@ def test_a_device_that_is_gone_is_told_by_its_name() -> None:
     same = sum(found.placement[name] == now.get(device) for name, device in start.placement.items())
     assert f"started from a plan: {same} of " in found.notes[0]
     assert same > len(graph.ops) / 4
+
+
+def test_devices_with_other_names_throughout_are_told_by_number() -> None:
+    """As those of CPU ranks, which were planned for as accelerators."""
+    three = pardnn.plan(line(1.0, 1.0, 1.0, reads=False), Cluster.uniform(3), "round-robin")
+    assert devices_now(three, Cluster.uniform(2, named="cpu")) == [0, 1, -1]
+    one_gone = Cluster(devices=(Device(name="gpu:2"), Device(name="gpu:1")))
+    assert devices_now(three, one_gone) == [-1, 1, 0]
 
 
 def test_a_start_on_a_device_that_neither_cluster_has() -> None:

@@ -138,8 +138,7 @@ def parallelize(
             _LOGGER.warning("pardnn: %s", links_text(found))
 
     def decide(graph: Graph, world_size: int, state: StateInPlace | None) -> Plan:
-        target = given or (measured[0] if measured else None)
-        target = target or Cluster.uniform(world_size, memory=backends.rank_memory_bytes())
+        target = given or (measured[0] if measured else _unmeasured(world_size))
 
         def planned() -> Plan:
             # Only the process that plans loads the compiler.
@@ -160,6 +159,12 @@ def parallelize(
         on_signal=on_signal, record=record,
         is_limited=given is not None, on_cluster=on_cluster if given is None else None,
     )  # fmt: skip
+
+
+def _unmeasured(world_size: int) -> Cluster:
+    """Return ranks with their own memory, between which nothing was measured: there is but one."""
+    named = "cpu" if backends.this_device() == "cpu" else "gpu"
+    return Cluster.uniform(world_size, memory=backends.rank_memory_bytes(), named=named)
 
 
 def _prove(graph: Graph, plan: Plan) -> None:

@@ -7,7 +7,15 @@ import time
 from pathlib import Path
 
 from pardnn import backends
-from pardnn.cluster import Rate, write_cluster
+from pardnn.cluster import (
+    DEFAULT_BANDWIDTH,
+    DEFAULT_LATENCY,
+    Cluster,
+    DeviceNames,
+    Rate,
+    write_cluster,
+)
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.planner.costs import described_kinds
 from pardnn.report.progress import progress_bar, status
@@ -59,6 +67,39 @@ def local_rate() -> Rate | None:
             known = backends.measure_links()
     return Rate(
         bandwidth=float(f"{known.idle.bandwidth:.3g}"), latency=float(f"{known.idle.latency:.3g}")
+    )
+
+
+def ranks_named() -> DeviceNames:
+    """Return what ranks of this machine are called."""
+    return "cpu" if backends.this_device() == "cpu" else "gpu"
+
+
+def this_cluster(num_devices: int | None) -> Cluster:
+    """Return this machine's ranks: their memory, and the links between them, measured once.
+
+    Args:
+        num_devices: None for all GPUs that torch sees; of CPU ranks it has to be said.
+
+    Raises:
+        UsageError: E205, if it is not said of CPU ranks, or there are fewer GPUs.
+    """
+    named = ranks_named()
+    gpus = sum(each.startswith("cuda") for each in backends.visible_devices())
+    if named == "cpu" and num_devices is None:
+        raise UsageError("say how many CPU ranks: --cluster this:2, for example", code="E205")
+    if named == "gpu" and (num_devices or 0) > gpus:
+        raise UsageError(f"--cluster this:{num_devices}: torch sees {gpus} GPUs", code="E205")
+    count = num_devices or gpus
+    rate = (local_rate() if count > 1 else None) or Rate(
+        bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY
+    )
+    return Cluster.uniform(
+        count,
+        memory=backends.rank_memory_bytes(count),
+        bandwidth=rate.bandwidth,
+        latency=rate.latency,
+        named=named,
     )
 
 

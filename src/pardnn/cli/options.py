@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pardnn.backends import entry_point
-    from pardnn.cluster import Cluster
+    from pardnn.cluster import Cluster, DeviceNames
     from pardnn.graph.ir import Graph
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
@@ -91,7 +91,11 @@ Latency = Annotated[
 ]
 Links = Annotated[str | None, typer.Option("--links", help="independent (the default) or serial.")]
 ClusterChoice = Annotated[
-    str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="Cluster file, PRESET[:K] such as dgx-v100:4, or this:K: K ranks of this machine.",
+    ),
 ]
 
 
@@ -233,6 +237,7 @@ def cluster_from_options(
     cluster: str | None,
     *,
     of_this_machine: bool = False,
+    named: DeviceNames = "gpu",
 ) -> Cluster:
     """Return the cluster that the options describe.
 
@@ -243,7 +248,9 @@ def cluster_from_options(
         latency: `--latency`.
         links: `--links`.
         cluster: `--cluster`; then none of the others.
-        of_this_machine: What is not given of links is measured here, instead of the default.
+        of_this_machine: What is not given of links is measured here, instead of the default, and
+            devices are called what ranks here are.
+        named: Else, what devices are called.
 
     Raises:
         UsageError: E205, if they contradict each other or name no cluster.
@@ -271,10 +278,12 @@ def cluster_from_options(
     from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster, Rate
 
     rate = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY)
-    if of_this_machine and devices > 1 and (bandwidth is None or latency is None):
-        from pardnn.api.profile import local_rate
+    if of_this_machine:
+        from pardnn.api.profile import local_rate, ranks_named
 
-        rate = local_rate() or rate
+        named = ranks_named()
+        if devices > 1 and (bandwidth is None or latency is None):
+            rate = local_rate() or rate
     sizes = None if max_memory is None else max_memory.split(",")
     return Cluster.uniform(
         devices,
@@ -282,7 +291,24 @@ def cluster_from_options(
         bandwidth=rate.bandwidth if bandwidth is None else bandwidth,
         latency=rate.latency if latency is None else latency,
         links=links or "independent",  # pyright: ignore[reportArgumentType]
+        named=named,
     )
+
+
+def devices_named(target: str, costs: str | None) -> DeviceNames:
+    """Return what devices are called: after what the ops are timed on.
+
+    Args:
+        target: Graph file or entry point.
+        costs: `--costs`; None measures the ops of a step on this machine.
+    """
+    from pardnn.backends.entry_point import is_entry_point
+
+    if costs == "measured" or (costs is None and is_entry_point(target)):
+        from pardnn.api.profile import ranks_named
+
+        return ranks_named()
+    return "cpu" if costs == "cpu" else "gpu"
 
 
 def _is_there(text: str) -> bool:
@@ -296,17 +322,23 @@ def _named_cluster(text: str) -> Cluster:
     from pardnn.cluster import PRESETS, Cluster
 
     name, _, count = text.partition(":")
-    if name not in PRESETS and not _is_there(text):
+    known = name in PRESETS or name == "this"
+    if not known and not _is_there(text):
         raise FileError(
             f"there is no cluster file {text!r:.200}, and no preset of that name: there are "
-            f"{', '.join(PRESETS)}",
+            f"this, {', '.join(PRESETS)}",
             code="E403",
         )
-    if name not in PRESETS:
+    if not known:
         return Cluster.load(text)
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
-    return Cluster.preset(name, int(count) if count else None)
+    number = int(count) if count else None
+    if name == "this":
+        from pardnn.api.profile import this_cluster
+
+        return this_cluster(number)
+    return Cluster.preset(name, number)
 
 
 def graph_of(source: entry_point.EntryPoint | str, batch_size: int | None) -> Graph:

@@ -94,7 +94,8 @@ def plan(
             constraints, pin, forbid, together, apart, layout, pieces, prefer
         ),
     )
-    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
@@ -217,7 +218,8 @@ def compare(
         recompute=recompute,
         offload=offload,
     )  # fmt: skip
-    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
@@ -249,7 +251,8 @@ def estimate(
     from pardnn.planner.problem import Problem
 
     options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
-    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     graph = opt.graph_of(opened(target), batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
     show(estimate_problem(Problem(graph, machine, chosen, options)), as_json, None)
@@ -278,7 +281,8 @@ def max_batch(
     from pardnn.api.max_batch import max_batch as find_max_batch
     from pardnn.backends.entry_point import load_entry_point
 
-    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     options = opt.plan_options(
         algorithm=algorithm,
         objective=objective,

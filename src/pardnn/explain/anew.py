@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, more_like
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.explain.case import Case
 from pardnn.explain.memory import Memory, device_memory
@@ -138,10 +138,8 @@ def with_devices(cluster: Cluster, change: str) -> Cluster:
             "Write the larger cluster to a file: pardnn plan TARGET --cluster FILE.",
             code="E242",
         )
-    names = {device.name for device in cluster.devices}
-    more = (f"gpu:{i}" for i in range(len(names) + int(match[1]) + len(names)))
-    free = [name for name in more if name not in names][: int(match[1])]
-    return _with(cluster, [*cluster.devices, *(dataclasses.replace(first, name=n) for n in free)])
+    more = more_like(first, int(match[1]), [device.name for device in cluster.devices])
+    return _with(cluster, [*cluster.devices, *more])
 
 
 def _with(cluster: Cluster, devices: list) -> Cluster:

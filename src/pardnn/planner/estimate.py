@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from pardnn.cluster import more_like
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.graph.storage_kinds import storage_kinds
@@ -186,8 +187,7 @@ def suggestions(problem: Problem, peak: int | None = None, limit: int | None = N
     alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)
     if alike and cluster.default_link is not None and not cluster.links:
         for count in (cluster.num_devices * 2, cluster.num_devices * 4):
-            devices = (dataclasses.replace(device, name=f"gpu:{i}") for i in range(count))
-            more = dataclasses.replace(cluster, devices=tuple(devices))
+            more = dataclasses.replace(cluster, devices=tuple(more_like(device, count)))
             if _fits(dataclasses.replace(problem, cluster=more), algorithm, names):
                 tried.append(f"--devices {count}")
                 break

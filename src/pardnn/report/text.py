@@ -257,7 +257,9 @@ def cluster_text(cluster: Any) -> str:
         for d in cluster.devices
     )
     memory = f" of {bytes_text(first.memory)}" if first.memory else " without limit"
-    kind = f"x {first.type}{memory}" if alike else "unlike devices"
+    called = {device.name.rpartition(":")[0] for device in cluster.devices}
+    name = called.pop() if called in ({"gpu"}, {"cpu"}) else first.type
+    kind = f"x {name}{memory}" if alike else "unlike devices"
     devices = f"{cluster.num_devices} {kind}"
     if rate is None or cluster.links:
         return f"{devices}, {len(cluster.links)} links ({cluster.link_model})"

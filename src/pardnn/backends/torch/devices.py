@@ -16,14 +16,17 @@ def this_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def rank_memory_bytes() -> int:
+def rank_memory_bytes(num_ranks: int | None = None) -> int:
     """Return the memory that each rank of this machine may count on, when no limit is given.
 
     Of a GPU all of it; of the host an equal share for each of this machine's ranks.
+
+    Args:
+        num_ranks: Of this machine; None for those of torchrun.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return memory_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return memory_bytes() // (num_ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def visible_devices() -> list[str]:

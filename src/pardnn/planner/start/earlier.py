@@ -61,11 +61,12 @@ def places_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> Int64[nd
 def devices_now(plan: Plan, cluster: Cluster) -> list[int]:
     """Return which device of a cluster each device of a plan is, -1 for those that are gone.
 
-    They are told by name; by number where the plan names no cluster.
+    They are told by name; by number where the plan names no cluster, or none of these devices:
+    those of CPU ranks are called `cpu:0`, `cpu:1`, and were planned for as `gpu:0`, `gpu:1`.
     """
-    if plan.cluster is None:
-        return [d if d < cluster.num_devices else -1 for d in range(plan.num_devices)]
     now = {device.name: number for number, device in enumerate(cluster.devices)}
+    if plan.cluster is None or not any(device.name in now for device in plan.cluster.devices):
+        return [d if d < cluster.num_devices else -1 for d in range(plan.num_devices)]
     return [now.get(device.name, -1) for device in plan.cluster.devices]
 
 

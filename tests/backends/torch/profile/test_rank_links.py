@@ -168,3 +168,10 @@ def test_what_was_measured_is_said_on_one_line() -> None:
         "links of 4 ranks on 2 nodes measured in 0.4 s: 3.1 GB/s + 21 us within a node and "
         "118 MB/s + 1.2 ms between nodes;"
     )
+
+
+def test_ranks_are_called_after_what_they_run_on() -> None:
+    rate = rank_links.Rate(bandwidth=1e9)
+    for kind, names in (("cpu", ["cpu:0", "cpu:1"]), ("cuda", ["gpu:0", "gpu:1"])):
+        found = rank_links._made(kind, [1, 1], [0, 0], {(0, 1): rate}, 1, 0.1)
+        assert [device.name for device in found.cluster.devices] == names

@@ -89,8 +89,8 @@ def this_cluster(world: World, *, every: bool = False, folder: Path | None = Non
         _keep(world, folder, found)
     rates = _rates_of_all(world.nodes, {pair: _rate(row) for pair, row in found.items()})
     return _made(
-        [memory for memory, _ in told], world.nodes, rates, 0 if known is not None else len(found),
-        time.perf_counter() - begin,
+        world.device.type, [memory for memory, _ in told], world.nodes, rates,
+        0 if known is not None else len(found), time.perf_counter() - begin,
     )  # fmt: skip
 
 
@@ -179,13 +179,15 @@ def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[P
 
 
 def _made(
+    kind: str,
     memory: Sequence[int],
     nodes: Sequence[int],
     rates: Mapping[Pair, Rate],
     pairs: int,
     seconds: float,
 ) -> ThisCluster:
-    devices = tuple(Device(name=f"gpu:{i}", memory=size) for i, size in enumerate(memory))
+    name = "cpu" if kind == "cpu" else "gpu"
+    devices = tuple(Device(name=f"{name}:{i}", memory=size) for i, size in enumerate(memory))
     default = Counter(rates.values()).most_common(1)[0][0]
     links = tuple(
         Link(source=devices[a].name, target=devices[b].name,
