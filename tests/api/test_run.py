@@ -7,9 +7,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pardnn.api import run
 from pardnn.api.run import _compared, _limits
 from pardnn.cluster import Cluster, Device
 from pardnn.errors import MismatchError
@@ -20,6 +22,8 @@ from pardnn.plan.file import read_plan
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
+from pardnn.planner.options import PlanOptions
+from pardnn.report.results import RunResult
 
 PLACED = Plan(placement={}, order=((), ()))
 CUT = dataclasses.replace(PLACED, partition=Partition(mesh=make_mesh((2,)), sharding={}, ops=()))
@@ -93,3 +97,35 @@ def _limited(limits: Sequence[int]) -> Cluster:
     return Cluster(
         devices=tuple(Device(name=str(i), memory=limit) for i, limit in enumerate(limits))
     )
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_run_starts_from_a_plan_and_says_what_is_said_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, given: bool
+) -> None:
+    path, seen = tiny / "plan.json", []
+    graph, plan = read_graph(tiny / "graph.json"), read_plan(path)
+    told = dataclasses.replace(plan, notes=("wish met: pin a to 1",))
+    result = RunResult(
+        losses=(1.0,), reference_losses=None, step_s=(1.0,), makespan_s=None,
+        peak_bytes_predicted=(1,), peak_bytes_measured=(1,), limit_bytes=(None,),
+        allowance_bytes=0, algorithm=None, notes=("of a rank",),
+    )  # fmt: skip
+
+    def planned(*_: object, start: Plan | None) -> tuple[Plan, None]:
+        seen.append(start)
+        return told, None
+
+    entry = SimpleNamespace(factory=lambda _: None)
+    monkeypatch.setattr(run, "load_entry_point", lambda _: entry)
+    monkeypatch.setattr(run, "captured", lambda *_: (graph, None))
+    monkeypatch.setattr(run, "planned", planned)
+    monkeypatch.setattr(run, "run_checked", lambda *_, **__: result)
+    cluster = Cluster.uniform(plan.num_devices)
+    found = (
+        run.run_target("x.py:f", cluster, PlanOptions(), plan_file=path)
+        if given
+        else run.run_target("x.py:f", cluster, PlanOptions(), start_file=path)
+    )
+    assert seen == ([] if given else [plan])
+    assert found.notes == (("of a rank",) if given else ("wish met: pin a to 1", "of a rank"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,31 @@ def test_run_asks_for_them(measured: list[int], run: Any, monkeypatch: pytest.Mo
     run("run", "x.py:f", "--devices", 2)
     assert found[0].default_link.bandwidth == 2.35e9
     assert len(measured) == 1
+
+
+def test_run_is_steered_as_plan_is(
+    measured: list[int], run: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    found: list[Any] = []
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        found.append((args[2].constraints, kwargs["start_file"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pardnn.api.run.run_target", stop)
+    old = tiny / "plan.json"
+    run(
+        "run", "x.py:f", "--devices", 2, "--algorithm", "auto", "--start", old, "--pin", "a=1",
+        "--forbid", "b=0", "--together", "a,b", "--apart", "c,d", "--layout", "w=0", "--pieces", 2,
+        "--prefer", "e=1@2ms",
+    )  # fmt: skip
+    ((demanded, start),) = found
+    assert start == old
+    kinds = [each.kind for each in demanded]
+    assert kinds == ["pin", "forbid", "together", "apart", "layout", "pieces", "pin"]
+    for option in (["--start", old], ["--pin", "a=1"], ["--pieces", 2]):
+        status, _, err = run("run", "x.py:f", "--plan", old, *option)
+        assert (status, err[:4]) == (2, "E206")
 
 
 def test_a_cluster_file_is_written_by_ranks_of_torchrun_alone(run: Any) -> None:

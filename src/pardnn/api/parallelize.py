@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pardnn import backends
 from pardnn.api.in_child import can_fork, plan_in_child
 from pardnn.cluster import Cluster
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import Constraint
 from pardnn.plan.plan import Plan
@@ -59,6 +60,7 @@ def parallelize(
     recompute: bool = False,
     offload: bool = False,
     constraints: Sequence[Constraint] = (),
+    start: Plan | None = None,
     record: str | Path | None = None,
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
@@ -101,6 +103,7 @@ def parallelize(
         recompute: As for `plan`.
         offload: As for `plan`.
         constraints: As for `plan`; a plan that is given has its own.
+        start: As for `plan`: the first plan is made from this one. Not beside `plan`.
         record: A file that rank 0 writes what all ranks measure of each op to, from the second step
             on; `pardnn report --run` shows it beside what was predicted.
 
@@ -121,13 +124,16 @@ def parallelize(
 
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
+        UsageError: E206, if both a plan and one to start from are given.
     """
+    if plan is not None and start is not None:
+        raise UsageError("`start` would be ignored: the plan is made. Leave out one.", code="E206")
     if not args and _takes_arguments(step):
         return backends.OnFirstCall(step, functools.partial(
             parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,
             seed=seed, costs=costs, timeout=timeout, shapes=shapes, on_signal=on_signal,
             microbatches=microbatches, recompute=recompute, offload=offload,
-            constraints=constraints, record=record,
+            constraints=constraints, start=start, record=record,
         ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
@@ -148,7 +154,7 @@ def parallelize(
             options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
                                   microbatches=microbatches, recompute=recompute, offload=offload,
                                   constraints=tuple(constraints))  # fmt: skip
-            return next_plan(graph, target, options, plan, state)
+            return next_plan(graph, target, options, plan, state, start)
 
         if given is not None and can_fork(backends.this_device()):
             return plan_in_child(planned)  # this one is held to its limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ def run_target(
     options: PlanOptions,
     *,
     plan_file: Path | None = None,
+    start_file: Path | None = None,
     steps: int = 5,
     timeout: float = 60.0,
     verify: bool = False,
@@ -58,6 +60,7 @@ def run_target(
         cluster: What to plan for. With `plan_file`: the limits to enforce instead of the plan's.
         options: How to plan; its threads are those of a rank, too.
         plan_file: A plan made before.
+        start_file: A plan to start from, of this step or one much like it.
         steps: Number of training steps.
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
@@ -75,31 +78,24 @@ def run_target(
     entry = load_entry_point(target)
     entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
+    start = None if start_file is None else read_plan(start_file)
     devices = cluster if plan is None else plan
     assert devices is not None
     _check_ranks(devices.num_devices)
     graph, _ = captured(entry, batch_size)
     if plan is None:
         assert cluster is not None
-        plan, _ = planned(graph, cluster, options, entry, batch_size)
+        plan, _ = planned(graph, cluster, options, entry, batch_size, start=start)
     else:
         check_fingerprint(plan, graph)
         check_plan(graph, plan)
-    return run_checked(
-        target,
-        graph,
-        plan,
-        cluster or plan.cluster,
-        steps=steps,
-        threads=options.threads,
-        timeout=timeout,
-        verify=verify,
-        batch_size=batch_size,
-        saving=saving,
-        on_signal=on_signal,
-        record=record,
-        code=code,
-    )
+    found = run_checked(
+        target, graph, plan, cluster or plan.cluster, steps=steps, threads=options.threads,
+        timeout=timeout, verify=verify, batch_size=batch_size, saving=saving,
+        on_signal=on_signal, record=record, code=code,
+    )  # fmt: skip
+    said = plan.notes if plan_file is None else ()  # whoever made a plan before has read them
+    return dataclasses.replace(found, notes=(*said, *found.notes))
 
 
 def _check_ranks(num_devices: int) -> None:

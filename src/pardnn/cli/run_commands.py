@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
 from pardnn.cli.output import show
@@ -71,6 +72,15 @@ def run(
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
     offload: opt.Offload = False,
+    start: opt.StartPlan = None,
+    constraints: steer.ConstraintsFile = None,
+    pin: steer.Pins = None,
+    forbid: steer.Forbids = None,
+    together: steer.Together = None,
+    apart: steer.Apart = None,
+    layout: steer.Layouts = None,
+    pieces: steer.Pieces = None,
+    prefer: steer.Prefers = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
@@ -84,31 +94,19 @@ def run(
     else:
         machine = unused.cluster_beside_plan(context, *given)
         unused.refuse_unused(context, unused.OF_PLANNING, unused.WITH_A_PLAN)
+    demanded = steer.constraints_of(
+        constraints, pin, forbid, together, apart, layout, pieces, prefer
+    )
     options = opt.plan_options(
-        algorithm=algorithm,
-        objective=objective,
-        reserve=reserve,
-        seed=seed,
-        time_limit=time_limit,
-        costs=costs,
-        threads=threads,
-        microbatches=microbatches,
-        recompute=recompute,
-        offload=offload,
-    )
+        algorithm=algorithm, objective=objective, reserve=reserve, seed=seed,
+        time_limit=time_limit, costs=costs, threads=threads, microbatches=microbatches,
+        recompute=recompute, offload=offload, constraints=demanded,
+    )  # fmt: skip
     result = run_target(
-        target,
-        machine,
-        options,
-        plan_file=plan_file,
-        steps=steps,
-        timeout=timeout,
-        verify=verify,
-        batch_size=batch_size,
-        saving=saving,
-        on_signal=on_signal,
-        record=record,
-    )
+        target, machine, options, plan_file=plan_file, start_file=start, steps=steps,
+        timeout=timeout, verify=verify, batch_size=batch_size, saving=saving,
+        on_signal=on_signal, record=record,
+    )  # fmt: skip
     show(result, as_json, None)
     if result.stopped_by is not None:
         raise SystemExit(INTERRUPTED)  # not typer's: the result has been shown

@@ -19,7 +19,8 @@ _OF_DEVICES = ("max_memory", "bandwidth", "latency", "links")
 #: How a plan is made: of no use to one that is read.
 OF_PLANNING = (
     "algorithm", "objective", "reserve", "seed", "time_limit", "costs", "microbatches",
-    "recompute", "offload",
+    "recompute", "offload", "start", "constraints", "pin", "forbid", "together", "apart", "layout",
+    "pieces", "prefer",
 )  # fmt: skip
 #: Why they would be ignored.
 WITH_A_PLAN = "the plan is made. Leave them or --plan out."

@@ -14,6 +14,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.start.earlier import started
 from pardnn.shard.microbatch.analysis import most_pieces
 
 
@@ -23,6 +24,7 @@ def next_plan(
     options: PlanOptions,
     own: Plan | None,
     state: StateInPlace | None,
+    start: Plan | None = None,
 ) -> Plan:
     """Plan a graph of a step, with the state where it is if that fits.
 
@@ -34,6 +36,8 @@ def next_plan(
         options: Of the first plan.
         own: The first plan, if a user made it: its kind, algorithm and reserve count.
         state: What lies on the devices; None for the first plan.
+        start: A plan to make the first one from; what it decides and the user does not counts for
+            the others, too.
 
     Raises:
         InfeasibleError: E301, if no plan fits.
@@ -48,6 +52,7 @@ def next_plan(
             offload=options.offload or own.offload is not None,
             constraints=own.constraints or options.constraints,
         )  # fmt: skip
+    options = options if start is None else started(options, start)
     costs = costs_for(graph, cluster, options.costs)
     if state is not None:
         if options.microbatches is not None:
@@ -57,7 +62,7 @@ def next_plan(
         except (InfeasibleError, MismatchError, UsageError):
             state = bytes_alone(graph, state)
             return make_plan(Problem(graph, cluster, costs, options, state))[0]
-    return make_plan(Problem(graph, cluster, costs, options))[0]
+    return make_plan(Problem(graph, cluster, costs, options, start=start))[0]
 
 
 def _algorithm(own: Plan) -> str:
