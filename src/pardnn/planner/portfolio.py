@@ -40,7 +40,7 @@ from pardnn.planner.constrained import obeyed
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
-from pardnn.planner.sharded.decide import decide_sharded
+from pardnn.planner.sharded.decide import beaten_at, decide_sharded
 from pardnn.planner.start.near import improved, itself, kept_near
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
@@ -112,7 +112,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
             )
         if problem.start is not None:
             return _cut_near(problem, algorithm)
-        is_beaten_at = best.makespan_s if best and options.objective == "seconds" else None
+        is_beaten_at = best and beaten_at(problem, best.makespan_s, best.sharded)
         if algorithm == "tofu" and best is None and _is_uneven(problem):
             return _cut_or_alone(problem)
         return _cut(problem, algorithm, is_beaten_at)

@@ -35,6 +35,7 @@ class SearchLog:
         tried: In this order; a part of a search names itself before the algorithm.
         best: The best complete plan of the problem; None before there is one.
         partitioned_ops: Local ops of the cuts that were tried.
+        measuring_s: Seconds spent measuring local ops of cuts.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SearchLog:
         self.tried: list[Tried] = [] if within is None else within.tried
         self.best: Complete | None = None if within is None else within.best
         self.partitioned_ops = 0
+        self.measuring_s = 0.0
         self._part = part if within is None else within._part + part
 
     def trying(self, what: str) -> None:

@@ -66,6 +66,7 @@ class ShardedPlan(NamedTuple):
         makespan_s: Simulated.
         transfer_bytes: Sent in all.
         planning_s: Wall time of search and partitioning.
+        estimated_s: Simulated by estimates, where costs were measured since.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class ShardedPlan(NamedTuple):
     makespan_s: float
     transfer_bytes: int
     planning_s: float
+    estimated_s: float | None = None
 
 
 @collector_paused()
@@ -192,10 +194,9 @@ def _completed(
 
 def _local_costs(problem: Problem, local: Graph) -> Costs:
     """Return the costs of a partitioned graph; where the graph's are measured, scaled ones."""
-    graph, costs = problem.graph, problem.costs
-    if costs.source == "measured":
-        return scaled_costs(graph, costs, local)
-    return partitioned_costs(graph, local, problem.cluster, costs)
+    if problem.costs.source == "measured":
+        return scaled_costs(problem.graph, problem.costs, local)
+    return partitioned_costs(problem.graph, local, problem.cluster, problem.costs)
 
 
 def _check_work(problem: Problem, local: Graph, plan: PlanArrays, unless_above: float) -> None:
@@ -285,7 +286,8 @@ def measured(problem: Problem, found: ShardedPlan) -> ShardedPlan:
     """
     chosen = partitioned_costs(problem.graph, found.graph, problem.cluster, problem.costs)
     plan, arrays, makespan, _ = _overlapped(problem, found.graph, found.plan, found.arrays, chosen)
-    return found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
+    timed = found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
+    return timed._replace(estimated_s=found.makespan_s)
 
 
 def _overlapped(
