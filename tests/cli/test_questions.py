@@ -1,11 +1,15 @@
 """Questions on the command line: three that users ask, each answered by one command."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pardnn.report.explained import Alternative
+from pardnn.report.explained_text import _answer
 
 Run = Any
 pytestmark = pytest.mark.jit
@@ -49,7 +53,29 @@ def test_what_would_more_memory_bring(run: Run, run_json: Run, tiny: Path, plan:
     assert [each["fits"] for each in found["anew"]] == [True, False]
     status, found = run_json(*ask, "+1XiB")
     assert (status, found["error"]["code"]) == (2, "E202")
-    assert "the change alone brings" in run(*ask, "+1KiB", "--algorithm", "pardnn")[1]
+    first = run(*ask, "+1KiB", "--algorithm", "pardnn")[1].splitlines()[0]
+    assert first.startswith("with +1KiB, a limit of ")
+    assert first.endswith(" as before (predicted)")
+    first = run(*ask, "-2000B", "--algorithm", "pardnn")[1].splitlines()[0]
+    assert first.endswith(": no plan of this step was found that fits")
+
+
+def test_the_answer_stands_first() -> None:
+    now = Alternative(
+        what="planned anew, as things are, by heft", judged=True, fits=True, makespan_s=0.02,
+        change_s=0.0, peak_bytes=(1,), transfer_bytes=0,
+    )  # fmt: skip
+    what = "planned anew, with +1 device, 3 in all, by pardnn"
+    faster = dataclasses.replace(now, what=what, makespan_s=0.01)
+    (said,) = _answer((now, faster))
+    assert said == (
+        "with +1 device, 3 in all: a step takes 10 ms instead of 20 ms, -10 ms (-50.0 %), both "
+        "planned anew (predicted)"
+    )
+    assert list(_answer((dataclasses.replace(now, makespan_s=None), faster))) == [
+        "with +1 device, 3 in all: no plan of the step as things are was found that fits"
+    ]
+    assert list(_answer(())) == []
 
 
 def test_which_layer_should_be_smaller(run: Run, run_json: Run, tiny: Path, plan: Path,

@@ -7,8 +7,13 @@ import time
 import pytest
 
 import pardnn
+from pardnn.errors import MismatchError
 from pardnn.graph.build import build_graph
+from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan import check
+from pardnn.plan import file as plan_file
+from pardnn.planner.check_cut import proven_cluster
 
 pytestmark = pytest.mark.jit
 SMALL, TIMES = 4000, 4
@@ -51,3 +56,23 @@ def test_planning_takes_near_linear_time(shape) -> None:
     seconds(small)  # loads the kernels
     least = min(seconds(small) for _ in range(2))
     assert seconds(large) < 2.5 * TIMES * least
+
+
+def test_a_fingerprint_is_compared_once_where_a_plan_is_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a million ops it takes seconds."""
+    graph = build_graph("g", chain(4))
+    plan, compared = pardnn.plan(graph, pardnn.Cluster.uniform(2), "heft"), []
+
+    def counted(graph: Graph) -> str:
+        compared.append(graph)
+        return fingerprint(graph)
+
+    for module in (check, plan_file):
+        monkeypatch.setattr(module, "fingerprint", counted)
+    proven_cluster(graph, plan)
+    pardnn.simulate(graph, plan)
+    assert len(compared) == 2
+    with pytest.raises(MismatchError, match="another graph"):
+        proven_cluster(build_graph("g", chain(5)), plan)

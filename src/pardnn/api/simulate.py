@@ -18,10 +18,9 @@ from pardnn.errors import PardnnError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan import check
 from pardnn.plan.check import MAX_PROBLEMS, raise_problems
-from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
-from pardnn.planner.check_cut import check_cut, cut_problems
+from pardnn.planner.check_cut import cut_problems, prove
 from pardnn.planner.costs import choice_of, costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
@@ -58,9 +57,7 @@ def simulate(
             "Give one: --devices K, or --cluster FILE.",
             code="E212",
         )
-    check_fingerprint(plan, graph)
-    check.check_plan(graph, plan)
-    check_cut(graph, plan)  # its time may be asked for on another cluster
+    prove(graph, plan)  # its time may be asked for on another cluster
     graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
     known = costs_for(graph, plan.cluster, choice_of(plan, costs))

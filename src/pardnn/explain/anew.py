@@ -51,7 +51,7 @@ def explain_memory(
     if change is not None:
         cluster = with_memory(case.cluster, change)
         limit = bytes_text(max((d.memory or 0 for d in cluster.devices), default=0))
-        anew = _anew(case, cluster, f"with {change}: a limit of {limit}", algorithm)
+        anew = _anew(case, cluster, f"with {change}, a limit of {limit}", algorithm)
     return MemoryExplained(
         makespan_s=case.timeline.makespan,
         devices=tuple(device_memory(memory, device) for device in range(len(case.devices))),
@@ -76,7 +76,8 @@ def explain_time(
     anew: tuple[Alternative, ...] = ()
     if change is not None:
         cluster = with_devices(case.cluster, change)
-        anew = _anew(case, cluster, f"with {change} device: {cluster.num_devices}", algorithm)
+        what = f"with {change} device, {cluster.num_devices} in all"
+        anew = _anew(case, cluster, what, algorithm)
     return TimeExplained(
         makespan_s=case.timeline.makespan,
         path=critical_path(case),

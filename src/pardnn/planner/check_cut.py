@@ -16,6 +16,7 @@ what `plan.cut.check_partitioned_graph`, and numeric tests of all layouts by all
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -80,10 +81,22 @@ def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
             "Plan again with --devices or --cluster.",
             code="E212",
         )
+    prove(graph, plan)
+    return plan.cluster
+
+
+def prove(graph: Graph, plan: Plan) -> None:
+    """Raise unless a plan is valid for a graph, and what it cuts follows from its decision.
+
+    Raises:
+        MismatchError: E503, if the plan is for another graph.
+        InvalidPlanError: E410, if it is not valid.
+    """
     check_fingerprint(plan, graph)
+    # Compared once: of a million ops a fingerprint takes seconds.
+    plan = dataclasses.replace(plan, graph_fingerprint=None)
     check_plan(graph, plan)
     check_cut(graph, plan)
-    return plan.cluster
 
 
 def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:

@@ -311,21 +311,33 @@ def _by_device(result: values.LayersExplained) -> Iterator[RenderableType]:
 
 
 def _memory(result: values.MemoryExplained) -> Iterator[RenderableType]:
+    yield from _answer(result.anew)
     yield f"step {seconds_text(result.makespan_s)} simulated"
     for device in result.devices:
         yield from _device_memory(device)
-    yield from _anew(result.anew, result.makespan_s)
+    yield from alternatives_table("", result.anew, result.makespan_s)
 
 
-def _anew(found: Sequence[values.Alternative], makespan: float) -> Iterator[RenderableType]:
-    yield from alternatives_table("", found, makespan)
-    if len(found) == 2 and found[0].makespan_s and found[1].makespan_s:
-        change = found[1].makespan_s - found[0].makespan_s
-        brings = change_text(change, found[0].makespan_s) if change else "nothing"
-        yield f"the change alone brings {brings}{' a step' if change else ''} (predicted)"
+def _answer(found: Sequence[values.Alternative]) -> Iterator[str]:
+    """Say first what a change brings: of plans as things are, and with it."""
+    if len(found) != 2:
+        return
+    now, then = found
+    before = seconds_text(now.makespan_s)
+    change = then.what.removeprefix("planned anew, ").rsplit(", by ", 1)[0]
+    if now.makespan_s is None or then.makespan_s is None:
+        fits = "this step" if then.makespan_s is None else "the step as things are"
+        yield f"{change}: no plan of {fits} was found that fits"
+    elif then.makespan_s == now.makespan_s:
+        yield f"{change}: nothing, a step takes {before} as before (predicted)"
+    else:
+        steps = f"{seconds_text(then.makespan_s)} instead of {before}"
+        brings = change_text(then.makespan_s - now.makespan_s, now.makespan_s)
+        yield f"{change}: a step takes {steps}, {brings}, both planned anew (predicted)"
 
 
 def _time(result: values.TimeExplained) -> Iterator[RenderableType]:
+    yield from _answer(result.anew)
     yield f"step {seconds_text(result.makespan_s)} simulated; what fills it from end to end:"
     rows = [
         (
@@ -343,7 +355,7 @@ def _time(result: values.TimeExplained) -> Iterator[RenderableType]:
     if rest:
         yield f"and {len(rest)} more: {seconds_text(sum(each.seconds for each in rest))}"
     yield from alternatives_table("", result.faster, result.makespan_s)
-    yield from _anew(result.anew, result.makespan_s)
+    yield from alternatives_table("", result.anew, result.makespan_s)
 
 
 _LINES = {
