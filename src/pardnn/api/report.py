@@ -154,7 +154,7 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
     """
     assert plan.cluster is not None
     placed = planned_graph(graph, plan)
-    whole = costs_for(graph, plan.cluster, choice_of(plan, choice))
+    whole = costs_for(graph, plan.cluster, choice_of(plan, choice, graph, placed))
     costs = costs_of_planned(graph, plan, placed, whole)
     arrays, machine = plan_arrays(placed, plan), machine_of(costs, plan.cluster)
     on_whole = machine_of(whole, plan.cluster)

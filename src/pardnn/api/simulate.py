@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 
 from pardnn.cluster import Cluster
-from pardnn.cost.costs import graph_costs
+from pardnn.cost.costs import MEASURED_BEFORE, graph_costs
 from pardnn.cost.presets import PRESET_NAMES
 from pardnn.errors import PardnnError, UsageError
 from pardnn.graph.ir import Graph
@@ -58,9 +58,9 @@ def simulate(
             code="E212",
         )
     prove(graph, plan)  # its time may be asked for on another cluster
-    graph = planned_graph(graph, plan)
+    whole, graph = graph, planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
-    known = costs_for(graph, plan.cluster, choice_of(plan, costs))
+    known = costs_for(graph, plan.cluster, choice_of(plan, costs, whole, graph))
     machine = machine_of(known, plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
     peaks = peak_bytes(graph, arrays)
@@ -114,8 +114,8 @@ def _time(graph: Graph, plan: Plan) -> Iterator[str]:
     costs = predicted and predicted.costs
     if predicted is None or costs is None or cluster is None:
         return
-    names = costs.split(", ")
-    if costs == "measured" or ("cpu" in names and set(names) <= set(PRESET_NAMES)):
+    names, measured = costs.split(", "), ("measured", MEASURED_BEFORE)
+    if costs in measured or ("cpu" in names and set(names) <= set(PRESET_NAMES)):
         return
     planned = planned_graph(graph, plan)
     try:

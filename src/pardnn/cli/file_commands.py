@@ -164,13 +164,15 @@ def draw(
     """Draw what each device computes over time, and what it holds (SVG)."""
     from pardnn import files
     from pardnn.api.draw import draw_plan
+    from pardnn.plan.plan import planned_graph
     from pardnn.planner.check_cut import proven_cluster
     from pardnn.planner.costs import choice_of, costs_for
     from pardnn.report.export.result import ExportResult
 
     graph, plan = opt.read_both(graph_file, plan_file)
     cluster = proven_cluster(graph, plan)
-    known = costs_for(graph, cluster, choice_of(plan, costs))
+    choice = choice_of(plan, costs, graph, planned_graph(graph, plan))
+    known = costs_for(graph, cluster, choice)
     content = draw_plan(graph, plan, known).encode(errors="replace")
     files.write_bytes(output, content)
     result = ExportResult(output=str(output), format="svg", bytes=len(content))

@@ -33,6 +33,9 @@ MOVING = 1e12
 VIEW_SIGNATURE = "pardnn.view"
 HOST_SIGNATURE = "pardnn.host"
 
+#: Where costs come from that were measured before: nothing is run for them.
+MEASURED_BEFORE = "measured before"
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -41,11 +44,16 @@ class Costs:
     Attributes:
         seconds: Per device type, of each op in the order of `Graph.ops`, on a device of speed 1;
             infinite where a device of that type cannot run the op. Read-only.
-        source: Where they come from: "graph", "measured", or the presets' names.
+        source: Where they come from: "graph", "measured", `MEASURED_BEFORE`, or the presets' names.
     """
 
     seconds: Mapping[str, Float64[ndarray, " n"]]
     source: str
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether calls were timed."""
+        return self.source in ("measured", MEASURED_BEFORE)
 
     def on(self, device_type: str, speed: float = 1.0) -> Float64[ndarray, " n"]:
         """Seconds of each op on one device; infinite if no op is known to run on its type."""

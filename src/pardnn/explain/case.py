@@ -159,8 +159,8 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)
-    costs = choice_of(plan, costs)
     planned = planned_graph(graph, plan)
+    costs = choice_of(plan, costs, graph, planned)
     found = costs_for(planned, cluster, costs)
     machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)
     timeline = simulate(planned, machine, arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.cost.call import tensors_by_name
-from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
+from pardnn.cost.costs import MEASURED_BEFORE, Costs, graph_costs, measured_costs, preset_costs
 from pardnn.cost.presets import PRESET_NAMES, device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.errors import UsageError
@@ -40,9 +41,29 @@ def stated_costs(plan: Plan) -> str | None:
     return next((name for name in presets if name != "cpu"), presets[0] if presets else None)
 
 
-def choice_of(plan: Plan, choice: str | None) -> str | None:
-    """Return the costs that a user chose, for `costs_for`; else those that a plan was made with."""
-    return stated_costs(plan) if choice is None else choice
+def choice_of(plan: Plan, choice: str | None, graph: Graph, planned: Graph) -> str | None:
+    """Return the costs that a user chose, for `costs_for`; else those that a plan was made with.
+
+    Measured ones are those of CPU ranks, on a machine that still has them.
+
+    Args:
+        plan: A plan.
+        choice: The user's; None for none.
+        graph: That it is for.
+        planned: From `planned_graph`.
+    """
+    stated = stated_costs(plan)
+    if choice is not None or stated is not None:
+        return stated if choice is None else choice
+    made_with = (plan.predicted and plan.predicted.costs) or ""
+    devices = plan.cluster.devices if plan.cluster else ()
+    is_here = made_with in ("measured", MEASURED_BEFORE) and all(
+        device.name.startswith("cpu:") for device in devices
+    )
+    if not is_here or importlib.util.find_spec("torch") is None:
+        return None
+    is_known = known_costs(planned) and (planned is graph or known_costs(graph))
+    return MEASURED_BEFORE if is_known and backends.this_device() == "cpu" else None
 
 
 def costs_for(
@@ -73,6 +94,8 @@ def costs_for(
     types = list(dict.fromkeys(device.type for device in cluster.devices))
     if choice is None:
         choice = "measured" if graph.is_captured else FILE_PRESET
+    if choice == MEASURED_BEFORE:
+        return dataclasses.replace(_of_this_cpu(graph, threads), source=choice)
     if choice == "measured":
         here = backends.this_device()
         devices = {kind: "cpu" if kind == "cpu" else here for kind in types}
@@ -99,10 +122,19 @@ def described_kinds(graph: Graph) -> set[str]:
 def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
     """Return what was measured of a graph's calls on this machine's CPU; None if any was not."""
     try:
-        table = backends.cached_table("cpu", threads=threads)
-        return measured_costs(graph, {"accelerator": table})
+        return _of_this_cpu(graph, threads)
     except UsageError:
         return None
+
+
+def _of_this_cpu(graph: Graph, threads: int) -> Costs:
+    """Return what was measured of a graph's calls on this machine's CPU.
+
+    Raises:
+        UsageError: E230, naming an op that was not measured.
+    """
+    table = backends.cached_table("cpu", threads=threads)
+    return measured_costs(graph, {"accelerator": table})
 
 
 def partitioned_costs(

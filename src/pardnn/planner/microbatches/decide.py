@@ -227,7 +227,7 @@ def _accumulators_before(problem: Problem) -> int | None:
 def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
     """Return an outcome with its cut graph, timed as measured where the whole ops were."""
     cluster, cut, known = problem.cluster, inner.graph, inner.costs
-    is_measured = problem.costs.source == "measured"
+    is_measured = problem.costs.is_measured
     plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
     if is_measured:
         known = partitioned_costs(problem.graph, cut, cluster, problem.costs)

@@ -23,7 +23,7 @@ def problem_in_pieces(
     pieces = cut_batch(graph, count, accumulators)
     cut = build_graph(graph.name, pieces.ops)
     cut = dataclasses.replace(cut, is_captured=graph.is_captured)
-    if costs.source == "measured":
+    if costs.is_measured:
         known = scaled_costs(graph, costs, cut)
     else:
         known = partitioned_costs(graph, cut, cluster, costs)

@@ -194,7 +194,7 @@ def _completed(
 
 def _local_costs(problem: Problem, local: Graph) -> Costs:
     """Return the costs of a partitioned graph; where the graph's are measured, scaled ones."""
-    if problem.costs.source == "measured":
+    if problem.costs.is_measured:
         return scaled_costs(problem.graph, problem.costs, local)
     return partitioned_costs(problem.graph, local, problem.cluster, problem.costs)
 

@@ -68,7 +68,7 @@ def beaten_at(problem: Problem, makespan_s: float, cut: ShardedPlan | None) -> f
     """
     if problem.options.objective != "seconds":
         return None
-    if problem.costs.source != "measured":
+    if not problem.costs.is_measured:
         return makespan_s
     estimated = None if cut is None else cut.estimated_s
     return UNMEASURED * (makespan_s if estimated is None else estimated)
@@ -105,7 +105,7 @@ def decide_sharded(
     found = fitting_plans(problem, algorithm, unless_above=unless_above)
     is_timed = problem.options.objective == "seconds"
     best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
-    is_measured = problem.costs.source == "measured"
+    is_measured = problem.costs.is_measured
     if is_measured and unless_above is not None and best.makespan_s >= unless_above:
         raise InfeasibleError(f"by an estimate it takes {best.makespan_s:.4g} s")
     planning = time.perf_counter() - started

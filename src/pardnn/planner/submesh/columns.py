@@ -59,7 +59,7 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
     submeshes = cluster.num_devices // size
     made = partition_for_submeshes(cut.graph, sharding, submeshes)
     local = build_graph(problem.graph.name, made.partition.ops)
-    if problem.costs.source == "measured":
+    if problem.costs.is_measured:
         costs = scaled_costs(cut.graph, cut.costs, local)
     else:
         costs = partitioned_costs(problem.graph, local, cluster, problem.costs)
