@@ -62,3 +62,19 @@ def test_planning_loads_no_report_for_people() -> None:
 
 def test_a_rank_loads_no_compiler_before_it_plans() -> None:
     assert not loaded("import pardnn; pardnn.parallelize; pardnn.capture") & {"numba", "rich"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "step.py:f", "--devices", "2"), ("run", "step.py:f", "--devices", "2"),
+     ("plan", "tests/data/tiny/graph.json", "--devices", "2", "--costs", "measured")],
+)  # fmt: skip
+def test_what_needs_torch_says_so_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        f"sys.argv = {['pardnn', *arguments]!r}\n"
+        "from pardnn.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("E251 this needs PyTorch")

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pardnn.backends.large_pages import ask_for_large_pages
+from pardnn.errors import UsageError
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
@@ -98,4 +99,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'pardnn.backends' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pardnn.backends.torch.{_HOME[name]}"), name)
+    try:
+        home = importlib.import_module(f"pardnn.backends.torch.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "this needs PyTorch, which is not installed: pip install 'pardnn[torch]'.\n"
+            "Graph files are planned without it, under --costs of a preset such as a100.",
+            code="E251",
+        ) from None
+    return getattr(home, name)

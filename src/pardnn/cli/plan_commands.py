@@ -255,7 +255,10 @@ def estimate(
     machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     graph = opt.graph_of(opened(target), batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
-    show(estimate_problem(Problem(graph, machine, chosen, options)), as_json, None)
+    found = estimate_problem(Problem(graph, machine, chosen, options))
+    show(found, as_json, None)
+    if not found.fits:
+        raise typer.Exit(3)
 
 
 def max_batch(
