@@ -20,8 +20,9 @@ from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.planner.algorithms import ALGORITHMS, BEST, SHARDED
+from pardnn.planner.compare import compare
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import compare, make_plan
+from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from testbed.kept_graphs import load

@@ -18,8 +18,8 @@ from pardnn.place.recompute.annealing import Front
 from pardnn.place.recompute.problem import Nodes
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.planner.compare import compare
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import compare
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from testbed.recompute_graphs import unet_step

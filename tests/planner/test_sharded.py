@@ -18,8 +18,8 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner.algorithms import CUTS, SHARDED
+from pardnn.planner.compare import compare
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import compare
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete

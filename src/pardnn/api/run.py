@@ -24,6 +24,7 @@ from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import write_run
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
+from pardnn.report.progress import lines_of, status
 from pardnn.report.results import RunResult, StateDifference
 from pardnn.report.text import bytes_text
 from pardnn.sim.shared_cores import Host, simulated_step
@@ -31,6 +32,8 @@ from pardnn.units import MAX_WAIT_SECONDS
 
 #: Of one machine: each takes some 300 MB before it has a tensor.
 MAX_RANKS = 128
+#: Seconds between two lines on how far a training is.
+PROGRESS_S = 5.0
 #: By the dtype of the loss: what sharding a sum may change of it, relative.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 #: In every other dtype (half precision).
@@ -82,7 +85,8 @@ def run_target(
     devices = cluster if plan is None else plan
     assert devices is not None
     _check_ranks(devices.num_devices)
-    graph, _ = captured(entry, batch_size)
+    with status("capturing the step"):
+        graph, _ = captured(entry, batch_size)
     if plan is None:
         assert cluster is not None
         plan, _ = planned(graph, cluster, options, entry, batch_size, start=start)
@@ -163,6 +167,7 @@ def run_checked(
         on_signal=on_signal,
         record=record is not None,
         code=code,
+        progress=lines_of(PROGRESS_S),
     )
     if record is not None and found.record is not None:
         write_run(found.record, record)

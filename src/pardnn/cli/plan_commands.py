@@ -204,9 +204,10 @@ def compare(
     from pardnn.api.capture import opened
     from pardnn.api.max_batch import baselines_of
     from pardnn.planner.algorithms import ALGORITHMS, RECIPES, SHARDED, check_algorithm
+    from pardnn.planner.compare import compare as compare_algorithms
     from pardnn.planner.costs import costs_for
-    from pardnn.planner.make_plan import compare as compare_algorithms
     from pardnn.planner.problem import Problem
+    from pardnn.report.progress import status
     from pardnn.report.results import CompareResult
 
     others = RECIPES if microbatches is not None else () if recompute or offload else SHARDED
@@ -223,7 +224,8 @@ def compare(
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
-    rows = compare_algorithms(problem, names)
+    with status("comparing") as tell:
+        rows = compare_algorithms(problem, names, tell)
     if baselines:
         rows += baselines_of(problem, source, batch_size)
     show(CompareResult(rows=rows), as_json, None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, PardnnError, Terminated, UsageError, shown
+from pardnn.errors import InfeasibleError, Terminated, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.compilations import COMPILATIONS
@@ -45,7 +45,7 @@ from pardnn.planner.sharded.decide import may_shard
 from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
 from pardnn.planner.wishes import decide_wished
-from pardnn.report.results import CompareRow, PlanResult
+from pardnn.report.results import PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import slowest_link
@@ -358,27 +358,3 @@ def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> 
     edges = np.diff(arrays.consumer_ptr)
     communication = float((edges * (latency + arrays.tensor_bytes * per_byte)).sum())
     return communication / work if work > 0 else 0.0
-
-
-def compare(problem: Problem, names: Iterable[str]) -> tuple[CompareRow, ...]:
-    """Plan with each of these algorithms, under one simulator; a failure is a row, no error."""
-    rows: list[CompareRow] = []
-    for name in names:
-        try:
-            _, result = make_plan(problem.with_options(algorithm=name))
-        except PardnnError as error:
-            rows.append(_compared(name, None, str(error)))
-        else:
-            rows.append(_compared(name, result, None))
-    return tuple(rows)
-
-
-def _compared(name: str, result: PlanResult | None, error: str | None) -> CompareRow:
-    return CompareRow(
-        algorithm=name,
-        makespan_s=result and result.makespan_s,
-        peak_bytes=result and result.peak_bytes,
-        planning_s=result and result.planning_s,
-        fits=result is not None,
-        error=error,
-    )

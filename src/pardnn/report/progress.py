@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -59,3 +60,19 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
             bar.update(task, completed=done, total=total)
 
         yield update
+
+
+def lines_of(interval_s: float) -> Callable[[str], None]:
+    """Return what writes a line at most every so many seconds, the first after as many.
+
+    Lines stay whole where others write to the same terminal, which a spinner's do not.
+    """
+    due = time.monotonic() + interval_s
+
+    def tell(line: str) -> None:
+        nonlocal due
+        if sys.stderr.isatty() and time.monotonic() >= due:
+            due = time.monotonic() + interval_s
+            print(printable(line), file=sys.stderr, flush=True)
+
+    return tell

@@ -24,7 +24,8 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner import algorithms
 from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED
-from pardnn.planner.make_plan import compare, make_plan
+from pardnn.planner.compare import compare
+from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem

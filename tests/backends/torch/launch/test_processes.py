@@ -6,12 +6,57 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pardnn.backends.torch.launch import processes
-from pardnn.backends.torch.launch.job import Job, read_result, write_result
+from pardnn.backends.torch.launch.job import Job, read_progress, read_result, write_result
+from pardnn.backends.torch.launch.rank import TOLD_S, _Progress
+
+
+def test_the_first_rank_tells_now_and_then_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    tell = _Progress(tmp_path, 10)
+    assert read_progress(tmp_path) is None
+    tell([3.4123456789], [2.0])
+    assert read_progress(tmp_path) == "step 1 of 10: loss 3.41235; 18 s left"
+    now[0] += TOLD_S / 2
+    tell([3.4, 3.2], [2.0, 1.0])
+    assert (read_progress(tmp_path) or "").startswith("step 1 ")
+    now[0] += TOLD_S
+    tell([3.4, 3.2, 3.0], [9.0, 1.0, 1.0])
+    assert read_progress(tmp_path) == "step 3 of 10: loss 3; 7 s left"
+
+
+def test_the_launcher_passes_on_each_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, told = [None, "step 1", "step 1", "step 2"], list[str]()
+
+    class Ranks:
+        """Ends once all lines are written."""
+
+        def wait(self, timeout: float, period: float) -> SimpleNamespace | None:
+            if not lines:
+                return SimpleNamespace(failures={})
+            line = lines.pop(0)
+            if line is not None:
+                (tmp_path / "progress").write_text(line)
+            return None
+
+        def close(self, *_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(processes, "start_processes", lambda *_: Ranks())
+    job = Job(target="", steps=1, threads=1, timeout_s=0.2, device="cpu", limits=(None, None),
+              batch_size=None, seed=0, parent=os.getpid())  # fmt: skip
+    assert processes.run_processes(tmp_path, job, progress=told.append) == {}
+    assert told == ["step 1", "step 2"]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from pardnn.checkpoint.options import SaveOptions
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
 #: Written by the launcher when it gets a signal that the ranks are to heed: its name.
 SIGNAL_FILE = "signal"
+#: Written by rank 0 now and then: how far the training is, in words.
+PROGRESS_FILE = "progress"
 #: The store by which ranks meet.
 STORE_FILE = "store"
 #: Where ranks leave their state, for the reference to compare.
@@ -112,6 +114,12 @@ def read_stage(directory: Path, rank: int | str) -> str:
 def stack_path(directory: Path, rank: int | str) -> Path:
     """Return the file in which a process that is told to end leaves its stack."""
     return directory / f"stack-{rank}"
+
+
+def read_progress(directory: Path) -> str | None:
+    """Return how far the training is; None before its first step is done."""
+    path = directory / PROGRESS_FILE
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 def signal_of(directory: Path) -> str | None:

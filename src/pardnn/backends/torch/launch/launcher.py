@@ -149,7 +149,7 @@ def run_plan(
         )
         _write_request(directory, job, graph, plan)
         tell(f"starting {plan.num_devices} ranks")
-        found = _run_ranks(directory, job)
+        found = _run_ranks(directory, job, tell)
         reference = None
         if verify and found[0]["stopped_by"] is None:
             tell("running the step on one device")
@@ -250,7 +250,7 @@ def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 # Processes.
 
 
-def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
+def _run_ranks(directory: Path, job: Job, tell: Progress) -> list[dict[str, Any]]:
     """Run all ranks to their end; return their results in order of rank.
 
     Raises:
@@ -259,7 +259,7 @@ def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
     records = flight_record.make_folder()
     is_kept = False
     try:
-        failures = run_processes(directory, job, records)
+        failures = run_processes(directory, job, records, tell)
         results = [read_result(directory, rank) for rank in range(len(job.limits))]
         if not failures and all(each is not None and "losses" in each for each in results):
             return [each for each in results if each is not None]

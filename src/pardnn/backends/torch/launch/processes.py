@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -37,6 +37,7 @@ from pardnn.backends.torch.launch.job import (
     SIGNAL_FILE,
     Job,
     read_pid,
+    read_progress,
     read_result,
     write_result,
     write_whole,
@@ -52,7 +53,10 @@ _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
 def run_processes(
-    directory: Path, job: Job, records: Path | None = None
+    directory: Path,
+    job: Job,
+    records: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Mapping[int, ProcessFailure]:
     """Run all ranks to their end; return how those that failed ended, by rank.
 
@@ -60,6 +64,7 @@ def run_processes(
         directory: Of the run.
         job: What to do.
         records: Folder of their flight records; None lets ranks choose one.
+        progress: Called with what happens next, in a few words.
 
     Raises:
         KeyboardInterrupt: If a signal ended the run.
@@ -85,10 +90,14 @@ def run_processes(
             stack.enter_context(_none_left(directory, job))
             ranks = start_processes("pardnn", sys.executable, commands, environments, logs)
             stack.callback(_close, ranks)
-            done = ranks.wait(period=0.1)
+            done, told = ranks.wait(timeout=0.5, period=0.1), None
+            while done is None:
+                told, before = read_progress(directory), told
+                if told is not None and told != before:
+                    progress(told)
+                done = ranks.wait(timeout=0.5, period=0.1)
         except SignalException as error:
             raise KeyboardInterrupt from error
-    assert done is not None  # no timeout was given
     return done.failures
 
 

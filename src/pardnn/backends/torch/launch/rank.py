@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pardnn.backends.torch.launch.job import (
     BUILDING,
     GRAPH_FILE,
     PLAN_FILE,
+    PROGRESS_FILE,
     STATE_FOLDER,
     STORE_FILE,
     Job,
@@ -29,6 +31,7 @@ from pardnn.backends.torch.launch.job import (
     signal_of,
     write_result,
     write_stage,
+    write_whole,
 )
 from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
@@ -46,6 +49,8 @@ from pardnn.plan.file import read_plan
 
 #: How long a rank may take to end by itself once another one has failed, seconds.
 GRACE_S = 6.0
+#: How often rank 0 tells how far the training is, seconds: a small file takes some 50 us.
+TOLD_S = 0.5
 
 
 def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
@@ -91,7 +96,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
     stop = _stop_signal(directory, job, world)
-    losses, saved = _steps(job, executor, state, binding, example, stop)
+    tell_step = _Progress(directory, job.steps) if rank == 0 else None
+    losses, saved = _steps(job, executor, state, binding, example, stop, tell_step)
     memory_limits.lift_limit()
     if job.verify and len(losses) == job.steps:
         notes += _left_state(directory, state)
@@ -141,6 +147,23 @@ def _stop_signal(directory: Path, job: Job, world: World) -> StopSignal | None:
     return StopSignal(world, job.on_signal, lambda: signal_of(directory))
 
 
+class _Progress:
+    """Lets the launcher know how far the training is, at most once in `TOLD_S` seconds."""
+
+    def __init__(self, directory: Path, steps: int) -> None:
+        self._path, self._steps, self._next = directory / PROGRESS_FILE, steps, 0.0
+
+    def __call__(self, losses: Sequence[float], step_s: Sequence[float]) -> None:
+        """Tell the step that is done, and how long the others take, if like the latest ones."""
+        now, done = time.monotonic(), len(losses)
+        if now < self._next:
+            return
+        self._next = now + TOLD_S
+        left = (self._steps - done) * statistics.median(step_s[-5:])
+        text = f"step {done} of {self._steps}: loss {losses[-1]:.6g}; {left:.0f} s left"
+        write_whole(self._path, text)
+
+
 def _steps(
     job: Job,
     executor: Executor,
@@ -148,6 +171,7 @@ def _steps(
     binding: Binding,
     batch: Mapping[str, Any],
     stop: StopSignal | None,
+    tell_step: _Progress | None,
 ) -> tuple[list[float], list[int]]:
     """Train, until a signal asks to stop; return the losses, and the steps that were saved.
 
@@ -158,6 +182,7 @@ def _steps(
         binding: Of the user's objects.
         batch: The tensors of the example batch by name.
         stop: Heeds signals; None does not.
+        tell_step: Lets the launcher know; None does not.
     """
     saving = job.saving
     if saving is not None and saving.first_step is not None:
@@ -172,6 +197,8 @@ def _steps(
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results alone
             tell(executor.effects, binding.sinks())
         state.steps += 1
+        if tell_step is not None:
+            tell_step(losses, executor.step_s)
         stops = stop is not None and stop.tick()
         is_last = stops and job.on_signal == "save"
         if saving is not None and (is_last or saving.is_due(state.steps, last)):
