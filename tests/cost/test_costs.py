@@ -142,3 +142,18 @@ def test_calls_of_one_cost_are_asked_once_and_no_others(tell):
     assert len(set(keys)) == len(keys) - 1
     found = preset_costs(graph, "a100").seconds["accelerator"]
     assert found.tolist() == roofline_seconds(graph, DEVICE_MODELS["a100"]).tolist()
+
+
+def test_a_part_of_an_op_is_estimated_by_the_device_that_the_op_was_timed_on():
+    graph, entries = mm_graph(2, 3, 4), {}
+    tensors = tensors_by_name(graph)
+    for op in graph.ops:
+        if not op.is_source:
+            entries[signature(op, tensors)] = Entry(seconds=1.0)
+    on_gpu = replace(MACHINE, threads=0)
+    for machine, expected in ((MACHINE, "cpu"), (on_gpu, "a100")):
+        costs = measured_costs(graph, {"accelerator": CostTable(machine, entries)})
+        assert (costs.source, costs.roofline) == ("measured", expected)
+    assert preset_costs(graph, "k80").roofline == "k80"
+    assert preset_costs(graph, "cpu").roofline == "cpu"
+    assert preset_costs(graph, "k80", ["cpu", "accelerator"]).roofline == "a100"  # of two

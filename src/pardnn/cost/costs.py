@@ -7,7 +7,7 @@ measurements. What an op says of itself always wins: it is the more specific kno
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from pardnn.cost.call import call_key, is_free, is_host, is_view, signature, tensors_by_name
 from pardnn.cost.host_link import host_copy_seconds, is_host_copy
-from pardnn.cost.presets import device_model
+from pardnn.cost.presets import PRESET_NAMES, device_model
 from pardnn.cost.roofline import HOST_SECONDS, DeviceModel, op_seconds
 from pardnn.cost.table import CostTable
 from pardnn.errors import UsageError
@@ -45,10 +45,17 @@ class Costs:
         seconds: Per device type, of each op in the order of `Graph.ops`, on a device of speed 1;
             infinite where a device of that type cannot run the op. Read-only.
         source: Where they come from: "graph", "measured", `MEASURED_BEFORE`, or the presets' names.
+        timed_on: The preset of the device that calls were timed on; None if that has none.
     """
 
     seconds: Mapping[str, Float64[ndarray, " n"]]
     source: str
+    timed_on: str | None = None
+
+    @property
+    def roofline(self) -> str:
+        """The preset that says how much faster a part of an op is than the whole one."""
+        return self.source if self.source in PRESET_NAMES else self.timed_on or "a100"
 
     @property
     def is_measured(self) -> bool:
@@ -125,7 +132,9 @@ def measured_costs(graph: Graph, tables: Mapping[str, CostTable]) -> Costs:
     Raises:
         UsageError: E230, naming an op that was not measured.
     """
-    return _costs(graph, {kind: _measured(table) for kind, table in tables.items()}, "measured")
+    is_cpu = all(table.machine.threads > 0 for table in tables.values())
+    found = _costs(graph, {kind: _measured(table) for kind, table in tables.items()}, "measured")
+    return replace(found, timed_on="cpu" if is_cpu else None)
 
 
 def _roofline(model: DeviceModel) -> CostModel:

@@ -166,7 +166,7 @@ def scaled_costs(graph: Graph, costs: Costs, partitioned: Graph) -> Costs:
         costs: Of its ops.
         partitioned: Its partitioned graph; "h@0" is the local op of "h" on device 0.
     """
-    model = device_model("a100")
+    model = device_model(costs.roofline)
     tensors, local = tensors_by_name(graph), tensors_by_name(partitioned)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     whole = [op_seconds(op, tensors, model) for op in graph.ops]

@@ -10,6 +10,7 @@ from pardnn.cost.costs import preset_costs
 from pardnn.graph.build import build_graph
 from pardnn.plan.mesh import Layout, make_mesh
 from pardnn.plan.plan import planned_graph
+from pardnn.planner.costs import scaled_costs
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.search.objective_seconds import message_seconds
 from pardnn.shard.search.tofu import search
@@ -21,24 +22,37 @@ from testbed.hand_graphs import Steps, matmul, mlp
 LATENCY, BANDWIDTH = 1e-3, 1e6
 
 
-def estimated(graph, sharding, link_model="independent"):
+def estimated(graph, sharding, link_model="independent", costs="a100"):
     cluster = Cluster.uniform(sharding.mesh.size, bandwidth=BANDWIDTH, latency=LATENCY)
     cluster = dataclasses.replace(cluster, link_model=link_model)
-    return sharding_seconds(graph, sharding, cluster, preset_costs(graph, "a100"))
+    return sharding_seconds(graph, sharding, cluster, preset_costs(graph, costs))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_computing_is_that_of_the_slowest_device(size):
+@pytest.mark.parametrize(("size", "costs"), [(2, "a100"), (4, "a100"), (2, "k80"), (2, "cpu")])
+def test_computing_is_that_of_the_slowest_device(size, costs):
     graph = mlp(2048, 512, 1030, 512)  # 1030: unlike parts
     legal = legalize(graph, search(graph, Cluster.uniform(size)))
     plan = spmd_partition(graph, legal)
     local = planned_graph(graph, plan)
-    seconds = preset_costs(local, "a100").on("accelerator", 1.0)
+    seconds = preset_costs(local, costs).on("accelerator", 1.0)
     busy = np.zeros(size)
     for op, each in zip(local.ops, seconds.tolist(), strict=True):
         if not op.kind.startswith("pardnn."):
             busy[plan.placement[op.name]] += each
-    assert estimated(graph, legal).computing == pytest.approx(busy.max(), rel=1e-12)
+    assert estimated(graph, legal, costs=costs).computing == pytest.approx(busy.max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("timed_on", ["cpu", "k80"])
+def test_measured_seconds_are_scaled_by_the_device_that_they_were_measured_on(timed_on):
+    graph = mlp(2048, 512, 1024, 512)
+    local = planned_graph(
+        graph, spmd_partition(graph, legalize(graph, search(graph, Cluster.uniform(2))))
+    )
+    costs = dataclasses.replace(preset_costs(graph, timed_on), source="measured", timed_on=timed_on)
+    scaled = scaled_costs(graph, costs, local).on("accelerator", 1.0)
+    expected = preset_costs(local, timed_on).on("accelerator", 1.0)
+    calls = [not op.kind.startswith("pardnn.") for op in local.ops]
+    assert scaled[calls] == pytest.approx(expected[calls], rel=1e-9)
 
 
 def test_a_region_is_fetched_from_each_owner_at_once_or_in_turn():

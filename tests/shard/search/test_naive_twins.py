@@ -192,6 +192,8 @@ def test_computing_takes_the_share_of_the_largest_local_op() -> None:
         graph, problem, cluster, Costs({"accelerator": np.zeros(3)}, "a100")
     )
     assert nothing.computation(factor, strategies).tolist() == [0.0] * len(strategies)
+    on_k80 = Costs({"accelerator": np.array([0.0, 0.0, 8.0])}, "measured", timed_on="k80")
+    assert seconds_objective(graph, problem, cluster, on_k80).model == device_model("k80")
     assert timed.computation(factor, strategies.subset([])).tolist() == []
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import DEVICE_MODELS, device_model
+from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.shard.partition.call import call_of, fingerprint
@@ -32,7 +32,6 @@ from pardnn.shard.search.communication_bytes import (
     slots_of,
 )
 from pardnn.shard.search.objective_seconds import (
-    MODEL,
     local_op,
     message_seconds,
     traffic_of_fetch,
@@ -74,7 +73,7 @@ def sharding_seconds(
     """
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     slowest = np.max([costs.on(each.type, each.speed) for each in cluster.devices], axis=0)
-    model = DEVICE_MODELS.get(costs.source) or device_model(MODEL)
+    model = device_model(costs.roofline)
     kept: dict[Any, _OpSeconds] = {}
     fetched = set[tuple[str, bytes]]()
     computing = sending = 0.0

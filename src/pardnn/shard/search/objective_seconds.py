@@ -25,7 +25,7 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import DEVICE_MODELS, device_model
+from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
@@ -297,7 +297,7 @@ def seconds_objective(
     rows = [costs.on(device.type, device.speed) for device in cluster.devices]
     slowest = np.max(rows, axis=0)
     seconds = {op.name: float(s) for op, s in zip(graph.ops, slowest, strict=True)}
-    model = DEVICE_MODELS.get(costs.source) or device_model(MODEL)
+    model = device_model(costs.roofline)
     free: dict[str, tuple[float, float]] = {}
     for op_call in problem.free:
         root = problem.classes.root[op_call.places[0]]
