@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 

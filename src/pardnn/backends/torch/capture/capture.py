@@ -294,7 +294,7 @@ class _Session:
         """Trace the step once more, for `Assignments`."""
         try:
             again = self.traces.trace(chosen, initial=initial, constants=constants, locate=False)
-        except Exception:  # code in C that meets a stand-in raises what it likes
+        except (OtherUse, Exception):  # code in C that meets a stand-in raises what it likes
             return None, False
         return again, is_repeated(trace, again)
 

@@ -221,10 +221,9 @@ def unlike_ways(where: str | None) -> UnsupportedError:
     """Return E801: two functions of which one graph cannot run both and choose."""
     return error_at(
         where,
-        f"both functions of torch.cond run{at(where)}, since only a run knows which one is taken:\n"
-        "neither may draw random numbers or write in place, and their results are alike in shape,\n"
-        "type and device. Draw and write before it, or select: torch.where(p, f(x), g(x)), with\n"
-        "both finite where they are not taken.",
+        f"both functions of torch.cond run{at(where)}, and only a run knows which one counts:\n"
+        "neither may draw or write in place, and their results have one shape, type and device.\n"
+        "Draw and write before it, or select from what is finite: torch.where(p, f(x), g(x)).",
     )
 
 

@@ -79,12 +79,10 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(adafactor, "adafactor", _adafactor)
         unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
         stack.enter_context(unchecked)
-        optimizer = sys.modules["torch.optim.radam"]
-        patch(optimizer, "_single_tensor_radam", radam.single_tensor)
-        patch(optimizer, "_multi_tensor_radam", radam.multi_tensor)
-        optimizer = sys.modules["torch.optim.asgd"]
-        patch(optimizer, "_single_tensor_asgd", asgd.single_tensor)
-        patch(optimizer, "_multi_tensor_asgd", asgd.multi_tensor)
+        for name, ours in {"radam": radam, "asgd": asgd}.items():
+            optimizer = sys.modules[f"torch.optim.{name}"]
+            patch(optimizer, f"_single_tensor_{name}", ours.single_tensor)
+            patch(optimizer, f"_multi_tensor_{name}", ours.multi_tensor)
         dampening = sgd.Dampening()
         patch(torch.optim.SGD, "_init_group", dampening.init_group)
         patch(sys.modules["torch.optim.sgd"], "sgd", dampening.update)
