@@ -14,7 +14,7 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime import notices
-from pardnn.backends.torch.runtime.notices import MANY_IN_A_ROW, Notices
+from pardnn.backends.torch.runtime.notices import MANY_IN_A_ROW, Notices, told
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UnsupportedError
@@ -476,3 +476,9 @@ def test_a_value_that_changes_at_every_call_is_told_once(caplog: pytest.LogCaptu
     advice = [r.getMessage() for r in caplog.records if "again and again" in r.getMessage()]
     assert len(advice) == 1
     assert "'epoch' changes again and again" in advice[0]
+
+
+def test_a_place_that_two_guards_watch_is_told_once() -> None:
+    changes = [Change("a", 1, 2), Change("a", 1, 2), *(Change(f"b{i}", i, None) for i in range(4))]
+    expected = "'a' is 2, but was 1; 'b0' is None, but was 0; 'b1' is None, but was 1 (and 2 more)"
+    assert told(changes) == expected

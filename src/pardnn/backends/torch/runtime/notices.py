@@ -98,11 +98,12 @@ class Notices:
 
 def told(changes: Sequence[Change]) -> str:
     """Return what has changed, for people."""
-    text = "; ".join(
+    texts = dict.fromkeys(  # two guards may watch one place
         f"{shown(change.name)} is {_text(change.now)}, but was {_text(change.then)}"
-        for change in changes[:3]
+        for change in changes
     )
-    return text + (f" (and {len(changes) - 3} more)" if len(changes) > 3 else "")
+    first = [*texts][:3]
+    return "; ".join(first) + (f" (and {len(texts) - 3} more)" if len(texts) > 3 else "")
 
 
 def _text(value: Any) -> str:

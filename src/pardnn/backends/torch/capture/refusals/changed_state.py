@@ -114,11 +114,13 @@ def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
         raised: The user's exception, of a trace after the first.
         where: "file.py:line" of the user's code that raised; None if unknown.
     """
+    said = printable(str(raised)).replace("FakeTensor", "Tensor")
     return error_at(
         where,
         "the step runs once, and raises when capture runs it again from where it began.\n"
-        f"{type(raised).__name__}{at(where)}: {printable(str(raised)):.300}\n"
-        "It changes something that cannot be put back, such as the groups of an optimizer.\n"
-        "Do that between two calls of the step, for instance optimizer.add_param_group(...).",
+        f"{type(raised).__name__}{at(where)}: {said:.300}\n"
+        "Either later calls read what only the first one makes of its data: run one step of your\n"
+        "own before. Or it changes what cannot be put back, such as the groups of an optimizer:\n"
+        "do that between two calls, for instance optimizer.add_param_group(...).",
         "E804",
     )
