@@ -30,6 +30,7 @@ from pardnn.backends.torch.capture.numbers.class_attributes import (
 from pardnn.backends.torch.capture.numbers.containers import recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.failing_way import Before
+from pardnn.backends.torch.capture.numbers.namespaces import check_namespaces, namespaces
 from pardnn.backends.torch.capture.numbers.outside_reads import clock_set, looks_noted
 from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
@@ -155,6 +156,7 @@ def run_noted(
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
     unseen, is_first = unseen_states(objects), chosen.is_first
+    spaces = namespaces(objects)
     classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
@@ -178,6 +180,7 @@ def run_noted(
     if looks and not is_first:
         raise outside_look(*looks[0])
     check_unseen(unseen)
+    check_namespaces(spaces)
     check_class_attributes(classes, is_first=is_first)
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()

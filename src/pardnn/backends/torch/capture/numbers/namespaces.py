@@ -1,0 +1,75 @@
+"""Names that a step binds in modules of the user's, beyond the globals that its code names.
+
+Problem: `state.last = loss.item()`, where `state` is a module, or `global last` where no such name
+was: no place of the object graph holds them, so they would keep what a trace has put there.
+
+Idea: what modules held is noted before the step is traced, put back, and the step refused.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NamedTuple
+
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.slots import GlobalName
+
+
+class _Namespace(NamedTuple):
+    """One module's names.
+
+    Attributes:
+        held: By name, as they are.
+        then: Likewise, before the step.
+        known: Names that the object graph has.
+    """
+
+    held: dict[str, Any]
+    then: dict[str, Any]
+    known: frozenset[str]
+
+
+def namespaces(objects: ObjectGraph) -> list[_Namespace]:
+    """Return what the modules of the user's hold whose code a step reaches.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for value in objects.seen.values():
+        if isinstance(value, types.FunctionType):
+            if not is_library_file(value.__code__.co_filename):
+                found[id(value.__globals__)] = value.__globals__
+        elif isinstance(value, types.ModuleType) and not is_library_module(value):
+            found[id(vars(value))] = vars(value)
+    known: dict[int, set[str]] = {}
+    for _, holder, _ in objects.contents:
+        if isinstance(holder, GlobalName):
+            known.setdefault(id(holder.namespace), set()).add(holder.name)
+    return [_Namespace(x, dict(x), frozenset(known.get(key, ()))) for key, x in found.items()]
+
+
+def check_namespaces(spaces: list[_Namespace]) -> None:
+    """Put back what a step has bound there, and reject it.
+
+    Args:
+        spaces: Of `namespaces`, before the step.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    changed: list[str] = []
+    for held, then, known in spaces:
+        for name, now in list(held.items()):
+            # An import adds modules, a warning its registry.
+            is_own = isinstance(now, types.ModuleType) or name.startswith("__") or name in known
+            if not is_own and (name not in then or then[name] is not now):
+                changed.append(f"{held.get('__name__', '')}.{name}".lstrip("."))
+                if name in then:
+                    held[name] = then[name]
+                else:
+                    del held[name]
+    if changed:
+        raise changed_state(changed)
