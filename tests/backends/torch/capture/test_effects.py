@@ -158,14 +158,7 @@ def test_checks_in_torchs_own_code() -> None:
     assert_as_eager(lambda: telling(tell), steps=3)
 
 
-@pytest.mark.parametrize("way", [True, False])
-def test_a_branch_that_does_more_than_raise_is_refused(way: bool) -> None:
-    def tell(loss, model):
-        if (loss > 1.0) == way:
-            model[0].weight.grad.mul_(0.5)
-        else:
-            model[0].weight.grad.mul_(0.25)
-
+def test_a_branch_that_does_more_than_raise_is_refused() -> None:
     def quiet(loss, model):
         try:
             if loss > 1.0:
@@ -173,9 +166,8 @@ def test_a_branch_that_does_more_than_raise_is_refused(way: bool) -> None:
         except ValueError:
             model[0].weight.grad.mul_(0.5)
 
-    for each in (tell, quiet):
-        step, args = telling(each)
-        with pytest.raises(UnsupportedError) as caught:
-            capture(step, *args)
-        assert caught.value.code == "E802"
-        assert "test_effects.py:" in caught.value.message
+    step, args = telling(quiet)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    assert "test_effects.py:" in caught.value.message
