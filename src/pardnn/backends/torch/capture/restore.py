@@ -113,6 +113,12 @@ def is_arithmetic(change: Changed) -> bool:
     return change.slot is not None and before and after
 
 
+def is_flag(change: Changed) -> bool:
+    """Whether a place that held a bool holds another one, or one that only a run knows."""
+    is_one = isinstance(change.now, bool | torch.SymBool)
+    return change.slot is not None and type(change.then) is bool and is_one
+
+
 def is_filled(change: Changed) -> bool:
     """Whether a place that held None has got a number that the step computes from others."""
     if change.slot is None or change.then is not None or change.is_new:

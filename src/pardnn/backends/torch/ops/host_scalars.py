@@ -297,7 +297,8 @@ class HostNode:
 def _result_kind(function: str, operands: tuple[HostNode, ...]) -> type:
     if function in _BITWISE and any(node.kind is int for node in operands):
         return int
-    if function in _BOOLEAN:
+    is_flag = function == "where" and all(node.kind is bool for node in operands)
+    if function in _BOOLEAN or is_flag:
         return bool
     if function in _INTEGRAL:
         return int

@@ -18,7 +18,7 @@ class EarlyStopping:
     """As people write it: the `if` is the last of its function."""
 
     def __init__(self) -> None:
-        self.best, self.waited = math.inf, 0
+        self.best, self.waited, self.is_over, self.is_low = math.inf, 0, False, False
 
     def __call__(self, loss):
         if loss < self.best:
@@ -26,6 +26,8 @@ class EarlyStopping:
             self.waited = 0
         else:
             self.waited += 1
+        self.is_over = self.waited >= 2
+        self.is_low = loss < 1.4
 
 
 STOPPING = EarlyStopping()
@@ -150,7 +152,8 @@ def batch(i: int) -> dict[int, Any]:
 
 
 def state(_args: Any) -> list[Any]:
-    return [float(STOPPING.best).hex(), STOPPING.waited]
+    flags = STOPPING.is_over, STOPPING.is_low
+    return [float(STOPPING.best).hex(), STOPPING.waited, *flags]
 
 
 @pytest.mark.parametrize("step", [*map(stepping, TOLD), returning], ids=lambda x: str(x)[:9])

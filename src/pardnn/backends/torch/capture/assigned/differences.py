@@ -29,7 +29,7 @@ from pardnn.backends.torch.capture.assigned.contents import (
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
-from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled
+from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled, is_flag
 from pardnn.backends.torch.capture.trace_ir import Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import node_of
@@ -173,7 +173,7 @@ def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bo
 
 def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:
     """Whether a number changes by arithmetic, or comes into being; see `numbers.selection`."""
-    if type(change.then) is bool and type(change.now) is bool:
+    if is_flag(change):
         return False
     is_made = is_first and change.is_new and type(change.now) in (int, float)
     return is_filled(change) or is_made or (_is_number(change.then) and _is_number(change.now))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
+from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_flag
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
@@ -33,8 +33,8 @@ class Chosen(NamedTuple):
 
 
 def changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
-    """Return the changes of numbers that stay numbers."""
-    return [each for each in changes(contents).values() if is_arithmetic(each)]
+    """Return the changes of numbers that stay numbers, and of bools."""
+    return [x for x in changes(contents).values() if is_arithmetic(x) or is_flag(x)]
 
 
 def first_set(objects: ObjectGraph) -> str | None:
@@ -42,7 +42,8 @@ def first_set(objects: ObjectGraph) -> str | None:
     is_bound = of_optimizers(objects)
     for name, change in changes(objects.contents).items():
         is_plain = isinstance(change.now, (*PLAIN, enum.Enum)) and change.slot is not None
-        if is_plain and not is_arithmetic(change) and not is_bound(name):
+        is_number = is_arithmetic(change) or is_flag(change)
+        if is_plain and not is_number and not is_bound(name):
             return name
     return None
 
