@@ -1,14 +1,20 @@
 """Which tensors of time steps, layers and gradients share a layout, and which ops one factor."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph
-from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.shard.search import coarsening
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.search.problem import Problem, make_problem
+from pardnn.shard.search.tensor_classes import TensorClasses
 from testbed.hand_graphs import Steps
 
 
@@ -80,3 +86,120 @@ def test_a_tensor_is_tied_to_its_gradient_from_training_on(level: int, is_tied: 
     s.mm("dw", s.t("x.t", "x", of="h"), "dh", of="h")
     problem = make_problem(s.graph(), level)
     assert _together(problem, "h", "dh") == is_tied
+
+
+def test_what_a_last_time_step_makes_shares_the_layout_of_the_others() -> None:
+    """Nothing reads it, and no op is element-wise: that the calls are alike is all that ties."""
+    s, of = Steps(), {}
+    last = s.source("h0", (8, 6), "input")
+    s.source("w", (6, 6))
+    for t in range(1, 5):
+        last = s.mm(f"h{t}", last, "w")
+        of[last] = ("net.py:7", "cell")
+    problem = make_problem(_with_lines(s, of), REPEATED)
+    assert _together(problem, "h2", "h3", "h4")
+    assert not _together(problem, "h1", "h2")
+
+
+def naively_repeated(graph: Graph) -> set[frozenset[str]]:
+    """Tensors that repetition ties, by what made them: kinds and lines as they are, no numbers.
+
+    Sources of one kind, shape and parity are alike. So are results of the same call of the same
+    line, in modules of one parity, of inputs that are of one kind of source or such results.
+    """
+    modules = {op.module for op in graph.ops if not op.is_source and op.module}
+    sources = {op.name for op in graph.ops if op.is_source}
+
+    def parity(name: str | None) -> Any:
+        if name is None:
+            return None
+        row = sorted({
+            tuple(map(int, re.findall(r"\d+", other)))
+            for other in (modules | sources)
+            if re.sub(r"\d+", "*", other) == re.sub(r"\d+", "*", name)
+        })  # fmt: skip
+        at = row.index(tuple(map(int, re.findall(r"\d+", name))))
+        return re.sub(r"\d+", "*", name), at % 2
+
+    shapes = {t.name: t.shape for op in graph.ops for t in op.outputs}
+
+    def bare(value: Any) -> Any:
+        """Arguments with shapes in the place of tensors."""
+        if isinstance(value, list):
+            return list(map(bare, value))
+        return shapes[value["tensor"]] if isinstance(value, dict) else value
+
+    made: dict[str, Any] = {}
+    for op in graph.ops:
+        for n, t in enumerate(op.outputs):
+            if op.is_source:
+                made[t.name] = (op.kind, t.shape, parity(op.name))
+            else:
+                args = str(bare((op.arguments or {})["args"]))
+                made[t.name] = (op.kind, args, op.source, parity(op.module), n)
+    alike: dict[Any, set[str]] = {}
+    for op in graph.ops:
+        for t in op.outputs:
+            key = made[t.name], () if op.is_source else tuple(made[name] for name in op.inputs)
+            alike.setdefault(key, set()).add(t.name)
+    return {frozenset(names) for names in alike.values()}
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 2), st.integers(0, 4)),
+        min_size=4, max_size=16,
+    )
+)  # fmt: skip
+def test_repetition_ties_what_is_made_alike_of_the_same(rows: list[tuple[int, ...]]) -> None:
+    """Products, sums in halves and their parts, at a few lines of a few modules."""
+    s, of = Steps(), {}
+    names = [s.source(f"w.{i}", (6, 6)) for i in range(3)]
+    names += [s.source("x", (6, 6), "input"), s.source("y", (6, 6), "buffer")]
+    for n, (what, read, line, module) in enumerate(rows):
+        one, other = names[read % len(names)], names[(read * 7 + line) % len(names)]
+        if what == 0:
+            made = [s.mm(f"m{n}", one, other)]
+        elif what == 1:
+            made = [s.call(f"r{n}", "aten.relu.default", [one], (6, 6))]
+        else:  # three results; the calls of `unbind` read what is stacked
+            wide = s.call(f"s{n}", "aten.stack.default", [[{"tensor": one}] * 3], (3, 6, 6))
+            s.ops[-1] = dataclasses.replace(s.ops[-1], inputs=(one,))
+            of[wide] = (f"m.py:{line}", f"net.{module}")
+            made = [f"u{n}.{i}" for i in range(3)]
+            s.shapes |= dict.fromkeys(made, (6, 6))
+            outputs = tuple(
+                Tensor(name=name, bytes=144, shape=(6, 6), dtype="float32", alias_of=wide)
+                for name in made
+            )
+            s.ops.append(Op(
+                name=f"u{n}", kind="aten.unbind.int", inputs=(wide,), outputs=outputs,
+                memory="reference", arguments={"args": [{"tensor": wide}]},
+            ))  # fmt: skip
+            of[f"u{n}"] = (f"m.py:{line}", f"net.{module}")
+        if what < 2:
+            of[made[0]] = (f"m.py:{line}", f"net.{module}")
+        names += made
+    graph = _with_lines(s, of)
+    shapes = {t.name: t.shape or () for op in graph.ops for t in op.outputs}
+    classes = TensorClasses(shapes)
+    coarsening._merge_repeated(graph, op_calls(graph), classes)
+    assert {frozenset(each) for each in classes.members.values()} == naively_repeated(graph)
+
+
+def test_a_write_through_a_view_that_mixes_dims_leaves_all_whole() -> None:
+    """48 in a row are neither rows nor columns of 6 x 8; a row that is stretched is no base."""
+    s = Steps()
+    for name in ("w", "v"):
+        s.source(name, (6, 8))
+    s.source("row", (8,))
+    s.call("flat", "aten.view.default", ["w", [48]], (48,), alias="w")
+    s.call("flat.new", "aten.mul_.Scalar", ["flat", 2.0], (48,), alias="flat")
+    s.call("v.new", "aten.add_.Tensor", ["v", "row"], (6, 8), alias="v")
+    problem = make_problem(s.graph(), NEEDED)
+    assert _together(problem, "w", "flat", "flat.new")
+    assert problem.classes.dims["flat"] == (None, None)
+    assert problem.variables[problem.numbers["w"]].dims == ()
+    assert _together(problem, "v", "v.new")
+    assert problem.classes.dims["v.new"] == (0, 1)
+    assert problem.variables[problem.numbers["v"]].dims == (0, 1)

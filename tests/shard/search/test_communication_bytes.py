@@ -8,7 +8,12 @@ from pardnn.graph.ir import LOSS_KIND, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of
-from pardnn.shard.search.communication_bytes import is_call, produced, sharding_bytes
+from pardnn.shard.search.communication_bytes import (
+    element_bytes,
+    is_call,
+    produced,
+    sharding_bytes,
+)
 from pardnn.shard.search.tofu import search
 from pardnn.shard.search.variable_elimination import Table, minimise
 from pardnn.shard.sharding import Sharding
@@ -25,6 +30,13 @@ def test_a_reduction_counts_the_parts_that_others_hold():
     layouts = {"x": (1,), "w": (0,), "y": (1,)}
     sharding = Sharding(make_mesh((2,)), layouts, {"y": ("k",)})
     assert sharding_bytes(matmul(8, 4, 6), sharding) == {"y": 8 * 6 * 4}
+
+
+def test_bytes_of_an_element() -> None:
+    """What has no shape, or no element, is one of its own bytes, or of none."""
+    assert element_bytes(Tensor(name="t", bytes=48, shape=(3, 2), dtype="float64")) == 8
+    assert element_bytes(Tensor(name="t", bytes=0, shape=(3, 0))) == 0
+    assert element_bytes(Tensor(name="t", bytes=48)) == 48
 
 
 def test_search_of_one_product():

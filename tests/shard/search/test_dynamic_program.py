@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search import dynamic_program, recursion
+from pardnn.shard.search import dynamic_program, recursion, variable_elimination
 from pardnn.shard.search.coarsening import NEEDED, TRAINING
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, layout_cost, solve, solve_many
@@ -17,8 +17,8 @@ from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state, is_tractable, polished, recursive_search
 from pardnn.shard.search.tofu import find_sharding
-from pardnn.shard.search.variable_elimination import Table, minimise
-from testbed.hand_graphs import chain, matmul, mlp
+from pardnn.shard.search.variable_elimination import Minimum, Table, minimise
+from testbed.hand_graphs import Steps, chain, matmul, mlp
 from testbed.least_by_counting import least_bytes_counted
 
 pytestmark = pytest.mark.jit
@@ -184,6 +184,42 @@ def test_noise_is_relative_and_at_most_what_is_asked_for() -> None:
     assert dynamic_program._disturbed(tables, 0.0, 5) is tables
 
 
+def test_an_op_that_cannot_be_cut_has_one_strategy(monkeypatch) -> None:
+    s = Steps()
+    s.source("x", (4, 6), "input")
+    s.call("y", "nobody::knows.default", ["x"], (4, 6))
+    tables = CostTables(make_problem(s.graph(), NEEDED), BytesObjective(), (2, 2))
+    for strategies, together in ((1, True), (0, False)):
+        monkeypatch.setattr(recursion, "SMALL_STRATEGIES", strategies)
+        assert is_tractable(tables, 2) == together
+
+
+@pytest.mark.parametrize(
+    ("shape", "many", "strategies", "width"),
+    [
+        ((2, 2, 2), 64, 1500, 2),
+        ((2, 2, 2), 0, 1500, 1),
+        ((2, 2, 2), 64, 10, 1),
+        ((2, 2), 64, 99, 1),
+    ],
+)
+def test_polish_opens_two_of_three_axes_where_that_is_little_work(
+    monkeypatch, shape: tuple[int, ...], many: int, strategies: int, width: int
+) -> None:
+    tables = CostTables(make_problem(chain(4, 8, 6, 10), NEEDED), BytesObjective(), shape)
+    start, opened = recursive_search(tables), set[int]()
+
+    def noted(tables: CostTables, state: State, axes: Any) -> Solution:
+        opened.add(len(axes))
+        return solve(tables, state, axes)
+
+    monkeypatch.setattr(recursion, "solve", noted)
+    monkeypatch.setattr(recursion, "MANY_FACTORS", many)
+    monkeypatch.setattr(recursion, "SMALL_STRATEGIES", strategies)
+    polished(tables, start)
+    assert opened == {width}
+
+
 def test_dims_that_nothing_can_cut_take_part_in_no_table(monkeypatch) -> None:
     """Of 6 x 1 and 1 x 9 one dim is cut: 3 strategies by 1 x 1 x 4 layouts on two axes."""
     tables = CostTables(make_problem(matmul(6, 1, 9), NEEDED), BytesObjective(), (2, 2))
@@ -194,7 +230,16 @@ def test_dims_that_nothing_can_cut_take_part_in_no_table(monkeypatch) -> None:
         assert is_tractable(tables, 2) == together
 
 
-def test_a_minimum_with_variables_that_were_fixed_is_no_worse_than_the_start() -> None:
+def test_a_minimum_with_variables_that_were_fixed_is_the_least_around_them(monkeypatch) -> None:
+    """Hence no worse than the start, which they are fixed to."""
+    fixed: set[int] = set()
+    plain = variable_elimination._fix
+
+    def noted(variable: int, *rest: Any) -> list[int]:
+        fixed.add(variable)
+        return plain(variable, *rest)
+
+    monkeypatch.setattr(variable_elimination, "_fix", noted)
     for seed in range(30):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(2, 4, 6).tolist()
@@ -206,12 +251,20 @@ def test_a_minimum_with_variables_that_were_fixed_is_no_worse_than_the_start() -
             return sum(t.values[tuple(assignment[v] for v in t.variables)] for t in tables)
 
         start = [int(rng.integers(size)) for size in sizes]
+        fixed.clear()
         bounded = minimise(sizes, tables, start, max_entries=12)
         assert not bounded.is_exact
         assert value(bounded.assignment) <= value(start) + 1e-12
+        assert fixed, "or else nothing was bounded"
+        others = itertools.product(
+            *([start[v]] if v in fixed else range(size) for v, size in enumerate(sizes))
+        )
+        assert value(bounded.assignment) == pytest.approx(min(map(value, others)))
         free = minimise(sizes, tables, start)
         assert free.is_exact
         assert value(free.assignment) <= value(bounded.assignment) + 1e-12
+    one = Table((0,), np.array([3.0, 1.0, 2.0]))
+    assert minimise([3], [one], [2], max_entries=2) == Minimum([2], False)
     lonely = minimise([3, 2], [Table((1,), np.array([2.0, 1.0]))], [2, 0])
     assert lonely.assignment == [2, 1]
 

@@ -1,5 +1,8 @@
 """Gradients that are laid out unlike their tensors: by hand, and beside trying all by sets."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from pardnn.cluster import Cluster
@@ -9,11 +12,12 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search import free_gradients, tofu
 from pardnn.shard.search.coarsening import TRAINING, gradient_names, op_calls
 from pardnn.shard.search.communication_bytes import total_bytes
-from pardnn.shard.search.cost_tables import CostTables
+from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
 from pardnn.shard.search.tofu import SearchResult, find_sharding
+from pardnn.shard.sharding import Sharding
 from testbed.hand_graphs import Steps, mlp
 from testbed.kept_graphs import load
 from testbed.naive_bytes import least_bytes, naive_bytes
@@ -76,9 +80,41 @@ def test_gradients_are_freed_under_seconds_within_memory(monkeypatch) -> None:
     assert tied.sharding.layouts["h"] == tied.sharding.layouts["dh"]
     assert free.cost < 0.99 * tied.cost
     monkeypatch.setattr(tofu, "free_gradients", freeing)
-    estimates = iter([0.0, 2.0])  # with ties, and without
-    monkeypatch.setattr(tofu, "peak_estimate", lambda *_: next(estimates))
-    assert found(1.0).sharding.layouts == tied.sharding.layouts  # it would not fit
+    for peak, expected in ((2.0, tied), (1.0, free)):  # of what is without ties, at a limit of 1
+        estimates = iter([0.0, peak])
+        monkeypatch.setattr(tofu, "peak_estimate", lambda *_, found=estimates: next(found))
+        assert found(1.0).sharding.layouts == expected.sharding.layouts
+
+
+def test_what_coarsening_cannot_express_has_no_start() -> None:
+    """A chain of element-wise ops has one layout, and equal ops are cut alike."""
+    graph = mlp(8, 6, 10, 4)
+    problem = make_problem(graph, TRAINING, tied=False)
+    sharding = find_sharding(graph, make_mesh((2,))).sharding
+    axes = dict(sharding.axes)
+    layouts = dict.fromkeys(sharding.layouts, (None,))
+    start = free_gradients._start(problem, replace(sharding, layouts=layouts, axes=axes))
+    assert start is not None
+    assert set(start.layouts) == {(None,)}
+    assert start.axes == tuple(axes[factor.ops[0].op.name] for factor in problem.factors)
+    apart = replace(sharding, layouts=layouts | {"a": (0,)}, axes=axes)
+    assert free_gradients._start(problem, apart) is None
+
+
+def test_equal_ops_that_are_cut_in_two_ways_have_no_start() -> None:
+    s = Steps()
+    s.source("x", (4, 6), "input")
+    s.source("w", (6, 8))
+    for name in ("one", "two"):
+        s.mm(name, "x", "w")
+    s.call("y", "aten.add.Tensor", ["one", "two"], (4, 8))
+    problem = make_problem(s.graph(), TRAINING, tied=False)
+    (factor,) = problem.factors
+    assert len(factor.ops) == 2
+    layouts: dict[str, Any] = dict.fromkeys(problem.tensors, (0,))
+    for other, found in (("i", State(((None,), (0,), (0,), (0,)), (("i",),))), ("j", None)):
+        axes: dict[str, Any] = {"one": ("i",), "two": (other,), "y": ("i",)}
+        assert free_gradients._start(problem, Sharding(make_mesh((2,)), layouts, axes)) == found
 
 
 def test_above_a_number_of_distinct_ops_gradients_stay_tied(monkeypatch) -> None:

@@ -197,6 +197,21 @@ def test_computing_takes_the_share_of_the_largest_local_op() -> None:
     assert timed.computation(factor, strategies.subset([])).tolist() == []
 
 
+def test_a_view_that_was_measured_takes_its_time_however_it_is_cut() -> None:
+    """The model takes a view for free: no part of it is quicker than the whole."""
+    s = Steps()
+    s.source("x", (6, 8), "input")
+    s.call("flat", "aten.view.default", ["x", [48]], (48,), alias="x")
+    graph = s.graph()
+    problem = make_problem(graph, NEEDED)
+    costs = Costs({"accelerator": np.array([0.0, 3.0])}, "measured")
+    timed = seconds_objective(graph, problem, Cluster.uniform(2, bandwidth=1e9), costs)
+    (factor,) = problem.factors
+    strategies = CostTables(problem, timed, (2,)).strategies(factor, (None,), [0])
+    assert (None,) in strategies.axes
+    assert timed.computation(factor, strategies).tolist() == [3.0] * len(strategies)
+
+
 def test_what_follows_a_tensor_takes_its_least_and_a_share_of_the_rest() -> None:
     """An element-wise op of 5 s, of which launch and fill are fixed; the rest by the share."""
     graph = mlp(40, 4, 8, 6)
@@ -338,6 +353,9 @@ def test_which_dims_calls_cut_together() -> None:
     s.call("sum", "aten.add.Tensor", ["x", "row"], (4, 6))
     s.t("turned", "sum")
     s.call("total", "aten.sum.dim_IntList", ["turned", [0]], (6 - 2,))
+    s.call("part", "aten.slice.Tensor", ["x", 1, 0, 3], (4, 3), alias="x")
+    s.call("zeros", "aten.zeros_like.default", ["x"], (4, 6))
+    s.call("scaled", "aten.mul.Tensor", ["x", s.source("number", ())], (4, 6))
     s.mm("product", "x", s.source("w", (6, 3)))
     calls = by_name(s.graph())
 
@@ -361,6 +379,12 @@ def test_which_dims_calls_cut_together() -> None:
         assert loop is not None
         assert turn.loops[loop][0] == dim
         assert turn.loops[loop][slot("turned", "sum")] == 1 - dim
+    rows_alone = [cuts.get(slot("part", "x")) for cuts in aligned("part").loops.values()]
+    assert rows_alone == [0, None]  # 3 of 6 columns are not all of them
+    assert aligned("part").pairs == {}
+    assert aligned("zeros").pairs == {slot("zeros", "x"): (0, 1)}
+    assert aligned("zeros").is_total
+    assert aligned("scaled").is_total  # a number has no dims that could be cut
     total = aligned("total")
     assert total.pairs == {}
     assert not total.is_total
@@ -438,6 +462,12 @@ def test_strategies_of_a_call_are_its_loops_on_each_axis() -> None:
     )
     named = tables.limited(loop=lambda factor: "k")
     assert list(named.strategies(factor, (None, None), [0, 1]).axes) == [("k", "k")]
+    sums = tables.limited(strategy=lambda flags: all(map(all, flags)))  # other limits, same factor
+    assert list(sums.strategies(factor, (None, None), [0, 1]).axes) == [("k", "k")]
+    short = CostTables(make_problem(matmul(3, 4, 10), NEEDED), BytesObjective(), (2, 2))
+    (factor,) = short.problem.factors
+    assert len(short.strategies(factor, ("i", "i"), ())) == 0  # three rows make no four parts
+    (factor,) = problem.factors
     rows = tables.limited(layout=lambda variable, layout: layout[-1] == 0)
     for variable in problem.variables[1:]:
         assert rows.layouts(variable, (None, None), [0, 1]) == ((0, 0),)

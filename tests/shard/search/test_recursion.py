@@ -8,7 +8,7 @@ import pytest
 
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search import recursion
-from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
@@ -54,3 +54,17 @@ def test_one_axis_is_taken_where_it_moves_less(sizes, axes, flat) -> None:
     found = find_sharding(graph, mesh)
     assert found.sharding.mesh.shape == (4,)
     assert found.cost == 4 * flat == naive_bytes(graph, found.sharding)
+
+
+def test_a_graph_is_coarsened_by_how_many_calls_it_has(monkeypatch) -> None:
+    """Two products: none merged up to `few`; repeated ones above four times a number of calls."""
+    graph = chain(4, 8, 6, 10)
+    calls = op_calls(graph)
+
+    def level(few: int) -> int:
+        return recursion.coarse_problem(graph, calls, few)[0]
+
+    monkeypatch.setattr(recursion, "FEW_FACTORS", 0.5)
+    assert (level(2), level(1)) == (NEEDED, TRAINING)
+    monkeypatch.setattr(recursion, "FEW_FACTORS", 0.25)
+    assert (level(2), level(1)) == (NEEDED, REPEATED)

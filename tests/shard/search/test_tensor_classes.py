@@ -47,6 +47,23 @@ def test_a_class_whose_maps_disagree_is_not_cut_there() -> None:
     assert classes.blocked == {}
     assert classes.merge("a", "b", (1, 0), hard=True)
     assert classes.blocked == {"a": {0, 1}}
+    classes = TensorClasses({"a": (6, 6), "b": (6, 6)})
+    assert classes.merge("a", "b", (1, 0))
+    assert not classes.merge("a", "b")  # the same dims, where others are already
+
+
+def test_tensors_of_other_sizes_share_no_class_unless_they_must() -> None:
+    """Nor does one join a class through a member that lacks a dim of it."""
+    shapes = {"a": (4, 6), "b": (5, 6), "row": (6,), "other": (6,)}
+    classes = TensorClasses(shapes)
+    assert not classes.merge("a", "b")
+    assert not classes.merge("b", "a")
+    assert classes.merge("a", "row", (None, 0), hard=True)
+    assert classes.blocked == {"a": {0}}
+    assert not classes.merge("row", "other")
+    assert classes.root["other"] == "other"
+    assert classes.merge("a", "b", hard=True)
+    assert classes.dims["b"] == (0, 1)
 
 
 def test_maps_may_disagree_on_a_dim_that_nothing_can_cut() -> None:
@@ -84,6 +101,16 @@ def test_fixed_layouts_meet_or_are_told_of() -> None:
     assert not classes.merge("w", "small", (0, 1))
     assert classes.merge("w", "u", hard=True)
     assert classes.torn == [("w", "u")]
+
+
+def test_a_class_takes_the_fixed_layout_of_what_joins_it() -> None:
+    """Of two against one the larger class is kept, whose dims are turned here."""
+    shapes = {"a": (4, 6), "b": (4, 6), "w": (6, 4), "narrow": (6, 3)}
+    classes = TensorClasses(shapes, axis_sizes=(2, 2), fixed={"w": (0, 0), "narrow": (1, 1)})
+    assert classes.merge("a", "b")
+    assert classes.merge("a", "w", (1, 0))
+    assert classes.fixed == {"a": (1, 1), "narrow": (1, 1)}
+    assert not classes.merge("narrow", "b", (1, 0))  # three columns make no four parts
 
 
 @pytest.mark.parametrize(("rows", "fits"), [(4, True), (3, False)])

@@ -147,8 +147,8 @@ class CostTables:
             fixed: Its loops; entries at open axes do not count.
             open_axes: Mesh axes that are chosen.
         """
-        subset = id(factor) if self.allows_strategy else self.loop and self.loop(factor)
-        key = (factor.number, factor.is_local, fixed, tuple(open_axes), subset)
+        wanted = self.loop and self.loop(factor)
+        key = (factor.number, factor.is_local, fixed, tuple(open_axes), wanted)
         if key not in self._strategies:
             check_time()
             self._strategies[key] = self._find_strategies(factor, fixed, open_axes)
@@ -235,7 +235,8 @@ class CostTables:
                 owned_array(operand.shape, _own(operand.dims, layout), axis_sizes)
                 for layout in layouts
             ]
-            self._owned[key] = np.array([array for array in own if array is not None])
+            assert all(array is not None for array in own), "options suit every member"
+            self._owned[key] = np.array(own)
         return self._owned[key]
 
 

@@ -110,7 +110,7 @@ class SecondsObjective:
             max(self._seconds_of(factor, n, known) for n in set(calls))
             for calls in strategies.calls
         ]
-        return whole * np.array([row / base if base else 0.0 for row in rows]) / stride
+        return whole * np.array([row / base if base else 1.0 for row in rows]) / stride
 
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]

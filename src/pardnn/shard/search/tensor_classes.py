@@ -156,7 +156,7 @@ def joined(one: Layout | None, other: Layout | None) -> Layout | None:
 
 def carried(layout: Layout, through: Dims) -> Layout:
     """Return a layout by the dims of a map's source, given by those of its target."""
-    there = {own: d for d, own in reversed([*enumerate(through)]) if own is not None}
+    there = {own: d for d, own in enumerate(through)}
     return tuple(FREE if d == FREE else None if d is None else there.get(d) for d in layout)
 
 

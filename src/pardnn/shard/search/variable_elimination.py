@@ -98,10 +98,11 @@ def minimise(
         if done[variable] or entries != _entries(near[variable], sizes):
             continue
         if entries > max_entries:
-            variable = max((v for _, v in waiting if not done[v]), key=lambda v: len(near[v]))
-            is_exact = False
-            changed = _fix(variable, chosen[variable], at, near)
+            others = (v for _, v in waiting if not done[v])
+            fixed = max(others, key=lambda v: len(near[v]), default=variable)
             heapq.heappush(waiting, (entries, variable))
+            variable, is_exact = fixed, False
+            changed = _fix(variable, chosen[variable], at, near)
         else:
             changed, step = _eliminate(variable, count, at, near)
             steps.append(step)
@@ -109,10 +110,6 @@ def minimise(
         done[variable] = True
         for other in changed:
             heapq.heappush(waiting, (_entries(near[other], sizes), other))
-        if entries > max_entries:
-            for v in range(len(sizes)):
-                if at[v] and not done[v]:
-                    heapq.heappush(waiting, (_entries(near[v], sizes), v))
     for step in reversed(steps):
         chosen[step.variable] = int(step.best[tuple(chosen[v] for v in step.others)])
     return Minimum(chosen, is_exact)
