@@ -15,7 +15,7 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.cut.check_partitioned_graph import boxes_of, partition_problems
 from pardnn.plan.memory import device_storages, memory_profiles
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import SLICE, UPDATE, Partition
+from pardnn.plan.partitioned_graph import DRAW, SLICE, UPDATE, Partition
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -180,6 +180,20 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d["args"].__setitem__(1, []))),
         "no addends",
     ),
+    "a quotient of three": (
+        lambda p: changed(
+            p,
+            "h:sum@0",
+            arguments(
+                lambda d: d.update(args=["quotient", [*d["args"][1], d["args"][1][0]], None])
+            ),
+        ),
+        "it is a quotient of 3 tensors",
+    ),
+    "one weight for two": (
+        lambda p: changed(p, "h:sum@0", arguments(lambda d: d["args"].__setitem__(2, [1.0]))),
+        "not as many weights",
+    ),
     "nonsense": (
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d.update(args=[1]))),
         "make no sense",
@@ -194,6 +208,24 @@ def test_the_plan_without_faults_is_valid() -> None:
     kinds = [op.kind for op in plan.partition.ops if op.kind.startswith("pardnn.")]
     moves = ("slice", "fetch", "join", "reduce")
     assert set(kinds) == {f"pardnn.{name}" for name in moves}
+
+
+def test_numbers_are_drawn_by_the_random_op_of_the_graph() -> None:
+    """Each device draws what is its own of one tensor; another kind of draw is no local op."""
+    kind = "aten.rand_like.default"
+    graph = build_graph("noise", [
+        Op(name="x", kind="input", outputs=(tensor("x", 4, 6),)),
+        Op(name="r", kind=kind, inputs=("x",), outputs=(tensor("r", 4, 6),),
+           arguments={"args": [{"tensor": "x"}]}),
+    ])  # fmt: skip
+    sharding = Sharding(make_mesh((2,)), {"x": (0,), "r": (0,)}, {"r": ("i0",)})
+    plan = spmd_partition(graph, sharding)
+    assert plan.partition is not None
+    (draw,) = [op.name for op in plan.partition.ops if op.kind == DRAW and op.name.endswith("@0")]
+    assert plan_problems(graph, plan) == []
+    other = arguments(lambda d: d["args"].__setitem__(0, "aten.randn_like.default"))
+    problems = plan_problems(graph, changed(plan, draw, other))
+    assert any("no local op of aten.rand_like.default" in each for each in problems), problems
 
 
 @pytest.mark.parametrize("fault", FAULTS)

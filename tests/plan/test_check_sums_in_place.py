@@ -87,6 +87,11 @@ def typed(op: Op) -> Op:
     return dataclasses.replace(op, outputs=(dataclasses.replace(op.outputs[0], dtype="float16"),))
 
 
+def formed(**form: Any) -> Callable[[Op], Op]:
+    """An op whose result is of another form."""
+    return lambda op: dataclasses.replace(op, outputs=(dataclasses.replace(op.outputs[0], **form),))
+
+
 def sent(plan: Plan) -> Plan:
     """g is on its way to device 1 while it is added to, and read there."""
     message = Message(tensor="g@0", source=0, target=1, post_before="late@1", hold_until="late@0")
@@ -144,6 +149,19 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "two sums in one place": (
         lambda p: with_ops(p, s=into("g@0", "h@0"), t=into("g@0", "l@0")),
         "'s@0' adds in place, but 't@0' reads 'g@0' in the same storage after it",
+    ),
+    "half of its storage": (
+        lambda p: with_ops(
+            p, v=formed(bytes=16, shape=(1, 4)),
+            s=into("v@0", "h@0", bytes=16, shape=(1, 4)),
+        ),
+        "'s@0' adds in place, but 'v@0' is not all of its storage",
+    ),
+    "one row, repeated": (
+        lambda p: with_ops(
+            p, v=formed(strides=(0, 1)), s=into("v@0", "h@0", strides=(0, 1))
+        ),
+        "'s@0' adds in place, but 'v@0' is not all of its storage",
     ),
     "two results": (
         lambda p: with_ops(

@@ -69,6 +69,22 @@ def test_states_are_on_their_device_while_they_are_used() -> None:
     assert peak_bytes(graph, plan_arrays(graph, in_order(graph))) == [400]
 
 
+def test_a_state_of_no_group_may_go_to_the_host() -> None:
+    """It and its copies are put in one."""
+    ops = [dataclasses.replace(op, group=None) for op in momenta().ops]
+    graph = build_graph("alone", ops)
+    assert plan_problems(graph, in_order(graph, offload=("a",))) == []
+    groups = {op.name: op.group for op in graph_with_host(graph, ("a",)).ops}
+    assert groups["a"] == groups["a<host"] == groups["a>host"] is not None
+    other = [
+        dataclasses.replace(op, group="b") if op.name == "a1" else op
+        for op in graph_with_host(graph, ("a",)).ops
+    ]
+    rewritten = dataclasses.replace(graph, ops=tuple(other))
+    problems = list(check_offload.offload_problems(graph, ("a",), rewritten))
+    assert any("is in another group" in problem for problem in problems), problems
+
+
 def test_a_state_that_is_only_read_is_not_written_back() -> None:
     ops = [op for op in momenta().ops if op.name not in ("b1", "b2")]
     read = Op(name="b2", kind="aten.exp.default", inputs=("b",), outputs=(tensor("b2"),),

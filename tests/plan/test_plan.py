@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.actions import actions_text, parse_actions
 from pardnn.plan.check import capacities, check_plan, dry_run, plan_problems
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.file import (
     check_fingerprint,
     placement_from_text,
@@ -27,7 +29,11 @@ from pardnn.plan.file import (
 )
 from pardnn.plan.lower import Lowered, lower, message_order
 from pardnn.plan.memory import memory_profiles, peak_bytes
-from pardnn.plan.plan import Message, Plan, plan_arrays, plan_from_arrays
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.pieces import Pieces
+from pardnn.plan.plan import Message, Plan, Predicted, Tried, plan_arrays, plan_from_arrays
+from pardnn.plan.recompute import SecondCall
 from tests.place.machines import random_place
 from tests.plan.changed_plans import moved, with_message
 from tests.reference.plan import naive_curves, naive_keeps_order, serial_plan
@@ -91,6 +97,44 @@ def test_file_round_trip(pair: tuple[Graph, Plan]) -> None:
     again = plan_from_json(plan_to_json(plan))
     assert dataclasses.replace(again, checksum=None) == plan
     check_fingerprint(again, graph)
+
+
+def test_every_field_of_a_plan_comes_back_from_its_file(example: tuple[Graph, Plan]) -> None:
+    """All of them set; none has to be what the checker would take."""
+    graph, plan = example
+    cut = Partition(
+        mesh=make_mesh((2,)), sharding={"x": ("Shard(0)",)}, ops=graph.ops,
+        loops={"x": ("i", None)}, in_turn=True, reuse=3, relay_axes=1, sums_in_place=True,
+        submeshes=2,
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "cluster": Cluster.uniform(2, memory="1MiB"),
+        "tried": (
+            Tried(algorithm="heft", makespan_s=1.5),
+            Tried(algorithm="metis", makespan_s=None, why="no links"),
+        ),
+        "predicted": Predicted(makespan_s=2.5, peak_bytes=(3, 4), transfer_bytes=5, costs="v100"),
+        "partition": cut,
+        "pieces": Pieces(points=(0, 2, 4), batch={"x": (0, 6)}, ops=graph.ops),
+        "offload": ("a",),
+        "recompute": (SecondCall(op="a", readers=("b",), number=3),),
+        "constraints": (Constraint(kind="pin", what=("a",), devices=(1,)),),
+        "notes": ("as it was asked",),
+        "seed": 7,
+    }
+    for name, value in fields.items():
+        given = dataclasses.replace(plan, **{name: value})
+        again = plan_from_json(plan_to_json(given))
+        assert dataclasses.replace(again, checksum=None) == given
+        assert getattr(again, name) == value
+    fewer = (
+        Partition(mesh=make_mesh((2,)), sharding={}, ops=()),
+        Predicted(makespan_s=1.0, peak_bytes=(), transfer_bytes=0),
+    )
+    for other in fewer:
+        name = type(other).__name__.lower()
+        again = plan_from_json(plan_to_json(dataclasses.replace(plan, **{name: other})))
+        assert getattr(again, name) == other
 
 
 @given(plans(), st.randoms(use_true_random=False))

@@ -140,6 +140,20 @@ def test_what_may_not_be_called_again_is_refused(factory: Any, calls: Any, why: 
     assert any(why in problem for problem in plan_problems(graph, plan))
 
 
+@pytest.mark.parametrize("named", ["op", "tensor"])
+def test_names_of_second_calls_are_new(named: str) -> None:
+    """Neither an op of the graph nor a tensor may have the name of a second call already."""
+    graph = chain()
+    other = op("a~2", "x")
+    if named == "tensor":
+        other = dataclasses.replace(other, name="other")
+    taken = build_graph("taken", [*graph.ops, other])
+    rewritten = graph_with_calls(graph, TWICE)
+    assert list(recompute_problems(taken, TWICE, rewritten)) == [
+        "recompute: 'a~2' is in the graph already"
+    ]
+
+
 def broken(changed: str, **fields: Any) -> list[str]:
     graph = chain()
     rewritten = graph_with_calls(graph, TWICE)

@@ -1,5 +1,8 @@
 """Loop cuts: the boxes and local calls that they give are those of the workers' ops."""
 
+import itertools
+import math
+
 import pytest
 
 from pardnn.shard.aten.lookup import description_of
@@ -16,6 +19,7 @@ from pardnn.shard.partition.shape_class import loop_nest_of
 from pardnn.shard.partition.worker_ops import worker_ops_of
 from pardnn.shard.search.coarsening import op_calls
 from testbed.hand_graphs import Steps, conv1d, mlp
+from tests.shard.partition.test_kept_strategies import ALL
 
 pytestmark = pytest.mark.jit
 
@@ -35,13 +39,26 @@ def _padded():
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_loop_cuts_give_the_local_ops(graph, num_workers):
     forget()
-    todo = [(number, 0) for number in {call.number for call in op_calls(graph)}]
+    assert assert_cuts({call.number for call in op_calls(graph)}, num_workers) > 4
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("name", ALL)
+def test_all_kinds_of_loop_cuts_give_the_local_ops(name, num_workers):
+    forget()
+    assert_cuts({intern_call(ALL[name])}, num_workers)
+
+
+def assert_cuts(numbers, num_workers):
+    todo = [(number, 0) for number in numbers]
     count = 0
     while todo:
         number, depth = todo.pop()
         call, axis_strategies = interned_call(number), axis_strategies_of(number, num_workers)
         description = description_of(call.kind)
-        assert description is not None
+        if description is None:
+            assert list(axis_strategies.places) == [None]
+            continue
         known = description, *analyse(description, call)
         assert list(axis_strategies.places)[-1] is None
         for loop in cuttable_loops(number):
@@ -57,7 +74,45 @@ def test_loop_cuts_give_the_local_ops(graph, num_workers):
                 todo += [(local, depth + 1)] if depth < 1 else []
             reducers = [result and result.reducer for result in ops[0].results]
             assert axis_strategies.flags[loop] == tuple(r is not None for r in reducers)
-    assert count > 4
+            assert_tiles(call, ops)
+        assert axis_strategies.out_of_bounds == is_outside(axis_strategies, call)
+    return count
+
+
+def is_outside(axis_strategies, call):
+    """Whether a box of what is cut begins before its tensor, or ends after it."""
+    dims = axis_strategies.dim_slices
+    shapes = [*call.shapes.values(), *(s for s in call.outputs if s is not None)]
+    slices = [*dims.inputs.values(), *(d for d in dims.outputs if d is not None)]
+    return any(
+        a < 0 or b > n
+        for box, shape in zip(slices, shapes, strict=True)
+        for loop in axis_strategies.boxes[..., box, :].tolist()
+        for row in loop
+        for (a, b), n in zip(row, shape, strict=True)
+    )
+
+
+def elements(box, shape):
+    """The elements of a box that lie in a tensor."""
+    return set(itertools.product(*(
+        range(max(a, 0), min(b, n)) for (a, b), n in zip(box, shape, strict=True)
+    )))  # fmt: skip
+
+
+def assert_tiles(call, ops):
+    """Workers make each element once, or all make all, where nothing combines what they make.
+
+    Of sums a part may have no term: a window that skips elements gives these no gradient.
+    """
+    for number, shape in enumerate(call.outputs):
+        results = [op.results[number] for op in ops]
+        if results[0] is None or results[0].reducer is not None:
+            continue
+        made = [elements(result.box, shape) for result in results]
+        assert len(set().union(*made)) == math.prod(shape)
+        if made[0] != made[1]:
+            assert sum(map(len, made)) == math.prod(shape)
 
 
 def assert_boxes(axis_strategies, loop, op, box_row):

@@ -9,7 +9,9 @@ import pytest
 
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.call import Call
+from pardnn.shard.partition.interning import cuttable_loops, intern_call
 from pardnn.shard.partition.strategy import (
     Cut,
     Reduce,
@@ -22,7 +24,7 @@ from pardnn.shard.partition.strategy import (
 from pardnn.shard.partition.worker_ops import WorkerOp, partition
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
-from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Sum
+from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Reducer, Sum
 from pardnn.shard.tdl.registry import describe
 
 
@@ -268,3 +270,71 @@ def test_arguments_of_a_wrong_type_are_told(args: tuple[Any, ...]) -> None:
     call = Call("aten.addmm.default", args, {}, shapes, ((4, 4),))
     with pytest.raises(DescriptionError, match=r"'aten.addmm'.* does not take these arguments"):
         strategies(call)
+
+
+def loops_of(made: Call) -> list[str]:
+    """What can be cut of a call, and combined, by two workers."""
+    found = [loop for loop in axis_strategies_of(intern_call(made), 2).places if loop is not None]
+    assert set(found) <= set(cuttable_loops(intern_call(made)))
+    return found
+
+
+def test_an_input_that_is_needed_cut_and_whole_at_once_is_not_cut() -> None:
+    """Column 0 by rows and row 0 by columns: a call takes one part of x."""
+    made = call("test::cross", "x", outputs=((4, 6),), x=(4, 4, 6))
+
+    @describe("test::cross")
+    def cross(x: Any) -> Any:
+        return lambda i, j: x[i, 0, j] + x[0, i, j]
+
+    assert list(by_loop(made)) == loops_of(made) == ["j"]
+    assert partition(made, "i", 2) is None
+
+
+def test_a_loop_is_cut_only_if_all_that_it_leaves_in_parts_can_be_combined() -> None:
+    strange = Reducer("strange")
+
+    @describe("test::two")
+    def two(x: Any) -> Any:
+        return lambda i: Sum(lambda k: x[i, k]), lambda i: strange(lambda k: x[i, k])
+
+    made = call("test::two", "x", outputs=((4,), (4,)), x=(4, 6))
+    assert list(by_loop(made)) == ["i", "k"]
+    assert loops_of(made) == ["i"]
+
+
+def test_a_reduction_inside_of_another_kind_is_not_cut() -> None:
+    """The greatest of sums: parts of the sums have no greatest that would help."""
+
+    @describe("test::norm")
+    def norm(x: Any) -> Any:
+        return lambda i: Max(lambda j: Sum(lambda k: x[i, j, k]))
+
+    made = call("test::norm", "x", outputs=((4,),), x=(4, 6, 8))
+    assert list(by_loop(made)) == loops_of(made) == ["i", "j"]
+
+
+def test_a_variable_that_runs_over_two_sizes_is_a_wrong_description() -> None:
+    @describe("test::product")
+    def product(x: Any, y: Any) -> Any:
+        return lambda i, j: Sum(lambda k: x[i, k] * y[k, j])
+
+    right = call("test::product", "x", "y", outputs=((4, 3),), x=(4, 6), y=(6, 3))
+    assert loops_of(right) == ["i", "j", "k"]
+    wrong = call("test::product", "x", "y", outputs=((4, 3),), x=(4, 6), y=(5, 3))
+    assert loops_of(wrong) == []
+
+
+def test_a_description_that_reads_one_size_is_run_for_each() -> None:
+    """Whoever reads the size of one of two inputs: what is known of it is of that size."""
+
+    @describe("test::repeated")
+    def repeated(x: Any, y: Any) -> Any:
+        times = 12 // x.shape[0]
+        return lambda i: x[i // times] + y[i]
+
+    for n in (3, 4, 6):
+        made = call("test::repeated", "x", "y", outputs=((12,),), x=(n,), y=(12,))
+        ops = partition(made, "i", 2)
+        assert boxes(ops, "x") == [((0, n // 2),), ((n // 2, n),)]
+        assert boxes(ops, "y") == [((0, n // 2 * 12 // n),), ((n // 2 * 12 // n, 12),)]

@@ -101,6 +101,28 @@ def test_what_a_last_time_step_makes_shares_the_layout_of_the_others() -> None:
     assert not _together(problem, "h1", "h2")
 
 
+def test_readers_of_other_results_of_a_call_are_no_repetition() -> None:
+    """The third part of what is split, and what the next call makes: neither is the other."""
+    s = Steps()
+    s.source("x", (3, 6, 6), "input")
+    parts = ("p0", "p1", "p2")
+    outputs = tuple(
+        Tensor(name=name, bytes=144, shape=(6, 6), dtype="float32", alias_of="x") for name in parts
+    )
+    s.ops.append(Op(
+        name="split", kind="aten.unbind.int", inputs=("x",), outputs=outputs, memory="reference",
+        arguments={"args": [{"tensor": "x"}]},
+    ))  # fmt: skip
+    s.shapes |= dict.fromkeys(parts, (6, 6))
+    s.call("next", "aten.relu.default", ["p0"], (6, 6))
+    s.mm("one", "p2", "p2")
+    s.mm("two", "next", "next")
+    of: dict[str, tuple[str, str | None]] = {}
+    for name in ("split", "next", "one", "two"):
+        of[name] = ("m.py:2" if name in ("one", "two") else "m.py:1", "net")
+    assert not _together(make_problem(_with_lines(s, of), REPEATED), "one", "two")
+
+
 def naively_repeated(graph: Graph) -> set[frozenset[str]]:
     """Tensors that repetition ties, by what made them: kinds and lines as they are, no numbers.
 

@@ -8,7 +8,7 @@ import pytest
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import UsageError
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search import recursion
 from pardnn.shard.search.baselines import BASELINES
@@ -20,7 +20,7 @@ from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import polished, recursive_search
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.shard.sharding import FixedLayouts
-from testbed.hand_graphs import chain, mlp
+from testbed.hand_graphs import Steps, chain, mlp
 from testbed.naive_bytes import naive_bytes
 from tests.shard.search.test_dynamic_program import empty, least
 
@@ -64,6 +64,26 @@ def test_what_is_chosen_leaves_state_where_it_lies(number: int) -> None:
         axes = tuple(range(len(shape)))
         assert found.cost == least(tables, empty(tables, len(shape)), axes)
     assert found.cost == naive_bytes(graph, found.sharding) < math.inf
+
+
+def test_a_dim_that_later_axes_need_is_not_cut_before() -> None:
+    """Two rows lie on the second axis: the first can but cut columns, or nothing."""
+    fixed = FixedLayouts(make_mesh((2, 2)), {"w1": (-1, 0)})
+    problem = make_problem(mlp(8, 2, 6, 4), NEEDED, fixed=fixed)
+    tables = CostTables(problem, BytesObjective(), (2, 2))
+    variable = problem.variables[problem.numbers["w1"]]
+    assert tables.layouts(variable, (None,), [0]) == ((1,), (None,))
+    assert tables.layouts(variable, (1, None), [1]) == ((1, 0),)
+
+
+def test_every_op_has_loops_also_what_is_no_call() -> None:
+    s = Steps()
+    s.source("x", (4, 6), "input")
+    s.call("total", "aten.sum.default", ["x"], ())
+    s.ops.append(Op(name="loss", kind=LOSS_KIND, inputs=("total",)))
+    found = find_sharding(s.graph(), make_mesh((2,)))
+    assert set(found.sharding.axes) == {"total", "loss"}
+    assert found.sharding.axes["loss"] == (None,)
 
 
 def _tables(sizes: tuple[int, ...], shape: tuple[int, ...], layouts: Any = None) -> CostTables:
