@@ -11,6 +11,7 @@ from pardnn.place.baselines import exact
 from pardnn.place.baselines.exact import optimum
 from pardnn.place.colocation import closed_arrays
 from pardnn.sim.bounds import (
+    MAX_SPLITS,
     critical_path_seconds,
     cut_seconds,
     degree_of_parallelism,
@@ -48,6 +49,18 @@ def test_below_the_optimum(
     arrays = closed_arrays(graph) if closed else graph.arrays
     best = least_makespan(graph, machine, arrays.group.tolist())
     assert lower_bound_seconds(arrays, machine) <= best
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+def test_below_the_optimum_of_more_inputs_than_are_tried(more: int) -> None:
+    """Messages take for ever, so one device makes all inputs of one second, then the op."""
+    count = MAX_SPLITS + more
+    rows = [Row("input", quarters=4, bytes=1 << 20) for _ in range(count)]
+    graph = build_graph("star", ops_of([*rows, Row(reads=tuple(range(count)), quarters=4)]))
+    machine = machine_for(graph, cluster_of(2, bandwidth=1.0))
+    head = heads_and_tails(graph.arrays, machine)[0]
+    assert head[-1] == min(count, MAX_SPLITS)
+    assert lower_bound_seconds(graph.arrays, machine) <= count + 1
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -11,6 +11,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.schedule import (
     first_overwrites,
+    first_reaching,
     ordered_plan,
 )
 from pardnn.sim.dynamic import emulate
@@ -110,3 +111,17 @@ def test_slots_are_those_of_the_timeline(seed: int) -> None:
     columns = (plan.message_tensor, plan.message_target, plan.message_post, plan.message_hold)
     found = {(t, d): f"before {p}, till {h}" for t, d, p, h in zip(*columns, strict=True)}
     assert found == naive_slots(graph, place, timeline, overwrites)
+
+
+@given(
+    values=st.lists(st.integers(0, 9), max_size=40).map(sorted),
+    ends=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    least=st.integers(-1, 10),
+)
+def test_the_first_value_that_reaches_a_bound(
+    values: list[int], ends: tuple[int, int], least: int
+) -> None:
+    """Of several that are just as much the first; the end if none is."""
+    begin, end = sorted(min(each, len(values)) for each in ends)
+    expected = next((i for i in range(begin, end) if values[i] >= least), end)
+    assert first_reaching(np.array(values, dtype=np.int64), begin, end, float(least)) == expected

@@ -50,6 +50,26 @@ def test_devices_are_those_of_algorithm_2() -> None:
     assert min(merged, balanced) > 25
 
 
+def test_ties_of_equation_4_2_are_decided_by_communication_and_load() -> None:
+    """Ops of one second, messages of one second each or of none: costs are equal everywhere."""
+    decided = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        ops = [_op("0", 1.0, 0)]
+        for i in range(1, 10 + seed % 8):
+            reads = rng.choice(i, min(i, int(rng.integers(0, 3))), replace=False)
+            ops.append(_op(str(i), 1.0, 0, *map(str, sorted(reads.tolist()))))
+        graph = build_graph("units", ops)
+        cluster = cluster_of(2 + seed % 2, bandwidth=1.0, latency=float(seed % 4 > 0))
+        problem = problem_of(graph.arrays, machine_for(graph, cluster))
+        clusters = slice_graph(problem, cluster.num_devices)
+        paths = Paths(*(each.tolist() for each in clusters))
+        expected, merged = mapped(graph, problem.machine, slowest_link(problem.machine), paths)
+        assert map_clusters(problem, clusters)[0].tolist() == expected
+        decided += len(expected) - cluster.num_devices - merged
+    assert decided > 60
+
+
 def test_kernels_see_one_layout_whatever_the_devices() -> None:
     """Of unlike devices, rows once lay column by column: each kernel was compiled once more."""
     graph = random_graph(0, 12, "layered")

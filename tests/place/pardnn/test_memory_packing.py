@@ -80,6 +80,9 @@ def test_what_a_full_unit_cannot_hold_begins_another_one() -> None:
     assert _units(_problem(*rows), live, 1) == "00000"
     assert _units(_problem(*rows), live, 4) == "00234"
     assert _units(_problem(*rows)) == "00000"
+    # The first of a unit stays in it, however large: another unit could hold it no better.
+    rows = [("p0", 50, ""), ("f1", 30, "p0"), ("f2", 10, "p0")]
+    assert _units(_problem(*rows), [0.0, 30.0, 10.0], 2) == "002"
 
 
 def test_without_anything_that_stays_each_group_is_a_unit() -> None:
