@@ -16,6 +16,7 @@ from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.sim import period as period_module
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import machine_of
 from pardnn.sim.period import period
@@ -67,6 +68,31 @@ def test_period_is_the_pace_of_the_steps_as_one_graph(
         assert found.seconds == pytest.approx(pace, rel=1e-6, abs=1e-9)
     else:
         assert found.seconds >= pace * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("most", [1, 4, 7])
+def test_steps_that_do_not_settle_have_the_mean_pace_of_the_second_half(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Two devices of unlike work: neither begins a step before both have begun the last one."""
+    monkeypatch.setattr(period_module, "SAME", -1.0)
+    monkeypatch.setattr(period_module, "MOST_STEPS", most)
+    graph = build_graph("pair", [op("a", 1.0), op("b", 2.5, "a"), op("c", 0.5, "b")])
+    machine = machine_for(graph, cluster_of(2))
+    plan = schedule(graph, machine, np.array([0, 1, 0]))
+    ready, latest = np.zeros(2), [0.0]
+    for _ in range(most):
+        found = run_lists(graph.arrays, machine, plan, ready)
+        ends = ready.copy()
+        np.maximum.at(ends, plan.place, found.finish)
+        np.maximum.at(ends, plan.message_source, found.message_finish)
+        ready = np.maximum(ends, ready.max())
+        latest.append(float(ready.max()))
+    half = most // 2
+    found = period(graph.arrays, machine, plan)
+    assert (found.steps, found.settled) == (most, False)
+    assert found.seconds == pytest.approx((latest[most] - latest[half]) / (most - half))
+    assert found.seconds >= found.lower_bound == 2.5
 
 
 @settings(max_examples=15)

@@ -32,14 +32,31 @@ def cluster_of(devices, links):
     return Cluster.uniform(devices, bandwidth=8.0, latency=0.25, links=links)
 
 
+def random_order(graph, rng):
+    """The position of each op in a topological order drawn by chance: seldom the file's."""
+    producer = {t.name: i for i, op in enumerate(graph.ops) for t in op.outputs}
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    before = [
+        {producer[name] for name in op.inputs} | {number[name] for name in op.after}
+        for op in graph.ops
+    ]
+    position = np.full(len(before), -1, dtype=np.int64)
+    for at in range(len(before)):
+        ready = [i for i, row in enumerate(before) if position[i] < 0 and not row]
+        chosen = int(rng.choice(ready))
+        position[chosen] = at
+        for row in before:
+            row.discard(chosen)
+    return position
+
+
 def planned(graph, devices, links, seed, *, hold):
-    """A plan of a random placement in the file's order, with messages posted and held at random."""
+    """A plan of a random placement and order, with messages posted and held at random."""
     cluster = cluster_of(devices, links)
     machine = machine_of(graph_costs(graph), cluster)
     a, rng = graph.arrays, np.random.default_rng(seed)
     place = rng.integers(0, devices, int(a.group.max()) + 1)[a.group]
-    position = np.empty(a.num_ops, dtype=np.int64)
-    position[a.topological] = np.arange(a.num_ops)
+    position = random_order(graph, rng)
     plan = free_plan(a, devices, place, position)
     if hold:  # in the latest slots nothing can deadlock: posted at the first reader, held at once
         plan = plan._replace(

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import Int64
+from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.jit import kernel
 from pardnn.place.ordering.schedule import (
     first_overwrites,
     first_reaching,
@@ -113,6 +116,12 @@ def test_slots_are_those_of_the_timeline(seed: int) -> None:
     assert found == naive_slots(graph, place, timeline, overwrites)
 
 
+@kernel
+def first_reaching_kernel(values: Int64[ndarray, " n"], begin: int, end: int, least: float) -> int:
+    """Kernels alone may call it."""
+    return first_reaching(values, begin, end, least)
+
+
 @given(
     values=st.lists(st.integers(0, 9), max_size=40).map(sorted),
     ends=st.tuples(st.integers(0, 40), st.integers(0, 40)),
@@ -124,5 +133,5 @@ def test_the_first_value_that_reaches_a_bound(
     """Of several that are just as much the first; the end if none is."""
     begin, end = sorted(min(each, len(values)) for each in ends)
     expected = next((i for i in range(begin, end) if values[i] >= least), end)
-    plain = getattr(first_reaching, "py_func", first_reaching)  # Python cannot call it compiled
-    assert plain(np.array(values, dtype=np.int64), begin, end, float(least)) == expected
+    found = first_reaching_kernel(np.array(values, dtype=np.int64), begin, end, float(least))
+    assert found == expected
