@@ -25,3 +25,63 @@ def test_the_shortest_are_kept_in_order(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_first_looks_are_a_part_of_what_is_tried() -> None:
     assert set(PROBES) <= set(FEW)
+
+
+@pytest.mark.parametrize(
+    ("makespan", "left", "ends"),
+    [
+        (1.0, 500, "at the bound"),
+        (1.0 + 5e-10, 500, "at the bound"),
+        (1.1, 500, "changed"),
+        (1.1, 36 + 320, "few"),  # what is left would be used up by all choices
+        (1.1, 36 + 321, "changed"),
+        (1.1, 20, "one placement"),  # of two there are 36 first schedules
+        (np.inf, 500, "nothing"),
+    ],
+)
+def test_what_is_left_of_a_budget_goes_to_the_best_placement(
+    monkeypatch: pytest.MonkeyPatch, makespan: float, left: int, ends: str
+) -> None:
+    """First a few schedules of each placement; then all of the best, and changes of three."""
+    asked, plan = list[Any](), object()
+    steps = [
+        Placed(*[None] * 2, np.zeros(10), *[None] * 4, bound) for bound in (1.0, 1.5)
+    ]  # fmt: skip
+
+    def schedules(step: Placed, choices: Any) -> list[Any]:
+        asked.append((step.bound, list(choices)))
+        return [order_search.Scheduled(step.bound, float(i), np.empty(0), np.empty(0, np.int64))
+                for i in range(9)]  # fmt: skip
+
+    def changed(step: Placed, one: Any, each: int, seed: int) -> Any:
+        asked.append((step.bound, each, seed))
+        return one
+
+    def plans(step: Placed, machine: Any, found: list[Any], *_: Any) -> list[Any]:
+        assert len(found) in (order_search.JUDGED, order_search.JUDGED + order_search.STARTS)
+        if makespan == np.inf:
+            return []
+        extra = 0.0 if len(found) == order_search.JUDGED else -0.01
+        return [(makespan * step.bound + extra, plan)]
+
+    monkeypatch.setattr(order_search, "by_modulo", schedules)
+    monkeypatch.setattr(order_search, "improved", changed)
+    monkeypatch.setattr(order_search, "plans_of", plans)
+    monkeypatch.setattr(order_search, "WORK", 10 * left)
+    found = order_search.best_ordered(steps, None, [], None, seed=5)  # type: ignore[arg-type]
+    assert found is (None if ends == "nothing" else plan)
+    first = [(bound, FEW) for bound in (1.0, 1.5)]
+    if ends == "one placement":
+        first = [(bound, PROBES) for bound in (1.0, 1.5)] + first
+    every = [
+        (period, delay, slack)
+        for period in order_search.PERIODS
+        for delay in order_search.DELAYS
+        for slack in order_search.SLACKS
+    ]
+    assert len(FEW) == 18
+    assert len(every) == 320
+    if ends == "changed":
+        each = (left - 2 * 18 - 320) // 3
+        first += [(1.0, every), *((1.0, each, seed) for seed in (5, 6, 7))]
+    assert asked == first
