@@ -194,6 +194,16 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d["args"].__setitem__(2, [1.0]))),
         "not as many weights",
     ),
+    "a tensor of no layout": (
+        lambda p: dataclasses.replace(
+            p,
+            partition=dataclasses.replace(
+                p.partition,
+                sharding={n: w for n, w in p.partition.sharding.items() if n != "h"},
+            ),
+        ),
+        "^partition.sharding: 'h' is not a tensor of both",
+    ),
     "nonsense": (
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d.update(args=[1]))),
         "make no sense",

@@ -180,3 +180,21 @@ def test_names_mean_ops_then_tensors_then_layers() -> None:
         UsageError, match=r"(?s)no op or tensor or layer is named 'net.7'.*Did you mean"
     ):
         names.ops("net.7", said)
+
+
+@pytest.mark.parametrize(
+    ("each", "text"),
+    [
+        (Constraint(kind="forbid", devices=(1, "b")), "forbid 1 or b"),
+        (Constraint(kind="forbid", what=("a", "c"), devices=(1,)), "forbid 1 for a, c"),
+        (Constraint(kind="pin", what=("a",), devices=(0, 2)), "pin a to 0 or 2"),
+        (Constraint(kind="apart", what=("a", "b")), "apart a, b"),
+        (Constraint(kind="pieces", count=4), "4 pieces"),
+        (Constraint(kind="layout", what=("w",), dim=1), "layout w cut along dim 1"),
+        (Constraint(kind="layout", what=("w",), dim=1, axis=0),
+         "layout w cut along dim 1 on mesh axis 0"),
+        (Constraint(kind="layout", what=("w",), dim="whole"), "layout w whole"),
+    ],
+)  # fmt: skip
+def test_a_constraint_reads_as_it_was_asked(each: Constraint, text: str) -> None:
+    assert str(each) == text

@@ -1,5 +1,6 @@
 """Live bytes and peaks against the checker of plans."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +9,10 @@ from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.memory import memory_profiles, peak_bytes
+from pardnn.plan.plan import plan_arrays
 from pardnn.sim.peak import live_bytes, one_device_peak, op_needs, peaks
 from tests.place.machines import cluster_of, clusters, machine_for, random_place, schedule
+from tests.plan.test_memory import exchange
 from tests.strategies import graphs
 
 
@@ -58,3 +61,14 @@ def test_the_order_decides_over_the_peak(order: str, peak: int) -> None:
         for name in order
     ])  # fmt: skip
     assert one_device_peak(graph.arrays) == peak
+
+
+@pytest.mark.parametrize("into", [(), (-1, -1), (0, -1), (-1, 3), (1, 1)])
+def test_what_is_received_into_a_storage_that_is_there_takes_no_room(into: tuple[int, ...]) -> None:
+    """As the checker counts, message by message; without the field nothing is."""
+    graph, plan = exchange("d")
+    arrays = plan_arrays(graph, plan)._replace(message_into=np.array(into, dtype=np.int64))
+    profile = [live for curve in memory_profiles(graph, arrays) for live in curve]
+    assert live_bytes(graph.arrays, arrays).tolist() == profile
+    one, other = (7 * (into[1:2] <= (-1,)), 5 * (into[:1] <= (-1,))) if into else (7, 5)
+    assert profile == [5, 5 + one + 2, 2 + 3, 7, 7 + other + 1, other + 1 + 4]

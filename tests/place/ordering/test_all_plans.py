@@ -111,9 +111,12 @@ def test_devices_that_are_alike_change_names_and_others_do_not() -> None:
     arrays = graph.arrays._replace(group=np.arange(2))
     even, odd = machine_for(graph, cluster_of(3)), uneven_machine(graph, 3, 0)
     faster = machine_for(graph, cluster_of(3, speeds=(1.0, 2.0)))
+    late = even.latency.copy()
+    late[0, 2] += 1.0  # one link alone
     for machine, limits, count in (
         (even, [None] * 3, 2), (even, [9, 9, 9], 2), (even, [9, 9, 8], 9), (odd, [None] * 3, 9),
-        (faster, [None] * 3, 9),
+        (faster, [None] * 3, 9), (even._replace(latency=late), [None] * 3, 9),
+        (even._replace(bandwidth=even.bandwidth * (1 + late)), [None] * 3, 9),
     ):  # fmt: skip
         found = all_placements(arrays, machine, limits, runs)
         assert found is not None

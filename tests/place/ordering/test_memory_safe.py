@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.edges import Edges, edges_of, placed_bound
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan
@@ -113,3 +114,42 @@ def test_the_schedule_is_that_of_a_banker_who_sums_up_anew() -> None:
             orders.append(banker.order)
         waited += orders[0] != orders[1]
     assert waited > 10
+
+
+def by_hand(*rows: tuple[str, int, str]) -> Graph:
+    """Ops of one second by name, bytes that they make, and what they read."""
+    return build_graph("by hand", [
+        Op(name=name, kind="op" if reads else "input", inputs=tuple(reads.split()),
+           outputs=(Tensor(name=name, bytes=size),), seconds={"accelerator": 1.0})
+        for name, size, reads in rows
+    ])  # fmt: skip
+
+
+def ordered(graph: Graph, key: dict[str, float], limit: int, slack: float) -> str:
+    """The order on one device, by the first letters of the ops."""
+    keys = np.array([key[op.name] for op in graph.ops])
+    place = np.zeros(len(graph.ops), dtype=np.int64)
+    _, position = safe_order(graph, place, np.array([limit]), keys, slack)
+    return "".join(graph.ops[i].name[0] for i in np.argsort(position))
+
+
+@pytest.mark.parametrize(("limit", "order"), [(12, "xaybz"), (21, "ybxaz"), (22, "ybxaz")])
+@pytest.mark.parametrize("slack", [0.0, np.inf])
+def test_a_device_that_may_not_start_its_first_by_key_takes_the_reference(
+    limit: int, order: str, slack: float
+) -> None:
+    """`y` of 10 first would be held beside `x` of 10 until its reader's turn: 21 with `a`.
+
+    With 12 bytes nothing else runs meanwhile, so what keeps to its keys would wait for ever.
+    """
+    graph = by_hand(("x", 10, ""), ("a", 1, "x"), ("y", 10, ""), ("b", 1, "y"), ("z", 0, "a b"))
+    key = {"y": 0.0, "b": 1.0, "x": 2.0, "a": 3.0, "z": 4.0}
+    assert ordered(graph, key, limit, slack) == order
+
+
+def test_what_an_op_frees_is_there_for_the_rest() -> None:
+    """`b` frees `y` of 10, so `a` after it holds 12 at most; without that it would be 22 of 21."""
+    graph = by_hand(("x", 10, ""), ("y", 10, ""), ("a", 1, "x"), ("l", 9, "a"), ("b", 1, "y"),
+                    ("z", 0, "l b"))  # fmt: skip
+    key = {"x": 0.0, "y": 1.0, "b": 2.0, "a": 3.0, "l": 4.0, "z": 5.0}
+    assert ordered(graph, key, 21, np.inf) == "xybalz"

@@ -10,7 +10,7 @@ import pytest
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.axis_strategies import axis_strategies_of
-from pardnn.shard.partition.call import Call
+from pardnn.shard.partition.call import Call, walk
 from pardnn.shard.partition.interning import cuttable_loops, intern_call
 from pardnn.shard.partition.strategy import (
     Cut,
@@ -338,3 +338,23 @@ def test_a_description_that_reads_one_size_is_run_for_each() -> None:
         ops = partition(made, "i", 2)
         assert boxes(ops, "x") == [((0, n // 2),), ((n // 2, n),)]
         assert boxes(ops, "y") == [((0, n // 2 * 12 // n),), ((n // 2 * 12 // n, 12),)]
+
+
+def test_of_arguments_tensors_alone_are_taken_for_tensors() -> None:
+    """A dictionary with other keys is one of the op's own."""
+    value = [
+        {"tensor": "a"},
+        {"tensor": "b", "dim": 1},
+        {"dtype": "float32"},
+        3,
+        ({"tensor": "c"},),
+    ]
+    seen: list[tuple[str, str]] = []
+
+    def noted(name: str, slot: str) -> str:
+        seen.append((name, slot))
+        return name.upper()
+
+    walked = walk(value, "x", noted)
+    assert walked == ["A", {"tensor": "b", "dim": 1}, {"dtype": "float32"}, 3, ["C"]]
+    assert seen == [("a", "x.0"), ("c", "x.4.0")]

@@ -346,6 +346,17 @@ def test_the_batch_is_handed_on_by_the_loops_that_cut_it() -> None:
     assert batch_dims(graph, op_calls(graph)) == (dims, loops)
 
 
+def test_a_class_runs_over_the_batch_by_a_dim_that_it_has() -> None:
+    """`stack` is cut along its rows, of which the class has none; `more` along what is left."""
+    classes = TensorClasses({"row": (6,), "stack": (4, 6), "more": (6, 4)})
+    assert classes.merge("row", "stack", (1,), hard=True)
+    assert classes.merge("stack", "more", (1, 0), hard=True)
+    assert classes.members.keys() == {"row"}
+    problem: Any = SimpleNamespace(classes=classes, variables=(None, SimpleNamespace(root="row")))
+    assert batch_variables(problem, {"stack": 0}) == {}
+    assert batch_variables(problem, {"stack": 0, "more": 0}) == {"row": 0}
+
+
 def test_which_dims_calls_cut_together() -> None:
     s = Steps()
     s.source("x", (4, 6), "input")
