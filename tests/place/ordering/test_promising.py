@@ -85,3 +85,21 @@ def test_what_is_left_of_a_budget_goes_to_the_best_placement(
         each = (left - 2 * 18 - 320) // 3
         first += [(1.0, every), *((1.0, each, seed) for seed in (5, 6, 7))]
     assert asked == first
+
+
+def test_probes_are_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 placements: 3 probes each leave 365 of 440, first schedules of the best two 329."""
+    asked, plan = list[tuple[int, int]](), object()
+    one = order_search.Scheduled(2.0, 0.0, np.empty(0), np.empty(0, np.int64))
+    steps = [Placed(*[None] * 2, np.zeros(10), *[None] * 4, 1.0) for _ in range(25)]
+    monkeypatch.setattr(order_search, "by_modulo", lambda *_: [one] * 9)
+    monkeypatch.setattr(order_search, "plans_of", lambda *_: [(2.0, plan)])
+    monkeypatch.setattr(order_search, "WORK", 10 * 440)
+
+    def changed(step: Placed, one: Any, each: int, seed: int) -> Any:
+        asked.append((each, seed))
+        return one
+
+    monkeypatch.setattr(order_search, "improved", changed)
+    assert order_search.best_ordered(steps, None, [], None) is plan  # type: ignore[arg-type]
+    assert asked == [((329 - 320) // 3, seed) for seed in range(3)]
