@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pardnn.errors import UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.cut.check_partitioned_graph import boxes_of, partition_problems
 from pardnn.plan.memory import device_storages, memory_profiles
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import DRAW, SLICE, UPDATE, Partition
+from pardnn.plan.partitioned_graph import (
+    DRAW,
+    SLICE,
+    UPDATE,
+    Partition,
+    check_batch_is_read_only,
+)
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -353,3 +360,14 @@ def test_boxes_are_those_of_the_declared_shares(
 )
 def test_every_axis_cuts_a_dim_that_is_there(words: tuple[str, ...], fits: bool) -> None:
     assert (boxes_of(tensor("t", 4, 3), words, make_mesh((2, 2))) is not None) == fits
+
+
+def test_a_step_that_writes_its_batch_is_not_cut() -> None:
+    """Each device would hold a shard of what the caller reads afterwards."""
+    source = Op(name="x", kind="input", outputs=(tensor("x", 4, 6),))
+    weight = Op(name="w", kind="parameter", outputs=(tensor("w", 4, 6),), memory="residual")
+    check_batch_is_read_only(build_graph("read", [source, weight]))
+    source = dataclasses.replace(source, arguments={"written": True})
+    with pytest.raises(UnsupportedError, match="writes the batch tensor 'x'") as error:
+        check_batch_is_read_only(build_graph("written", [weight, source]))
+    assert error.value.code == "E823"

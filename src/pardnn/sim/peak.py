@@ -237,8 +237,6 @@ def _live_ranges_kernel(
             if plan.place[a.tensor_op[t]] != d:
                 s = num_tensors + received(plan, by_tensor, tensor_ptr, t, d)
             released[s] = max(released[s], p)
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            released[storage[t]] = max(released[storage[t]], p)
     for i in range(len(plan.message_tensor)):
         s = storage[plan.message_tensor[i]]
         hold = plan.message_hold[i]
