@@ -9,10 +9,11 @@ from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.memory import memory_profiles, peak_bytes
-from pardnn.plan.plan import plan_arrays
+from pardnn.plan.plan import Message, Plan, plan_arrays
 from pardnn.sim.peak import live_bytes, one_device_peak, op_needs, peaks
 from tests.place.machines import cluster_of, clusters, machine_for, random_place, schedule
 from tests.plan.test_memory import exchange
+from tests.plan.test_memory import op as op_of
 from tests.strategies import graphs
 
 
@@ -72,3 +73,12 @@ def test_what_is_received_into_a_storage_that_is_there_takes_no_room(into: tuple
     assert live_bytes(graph.arrays, arrays).tolist() == profile
     one, other = (7 * (into[1:2] <= (-1,)), 5 * (into[:1] <= (-1,))) if into else (7, 5)
     assert profile == [5, 5 + one + 2, 2 + 3, 7, 7 + other + 1, other + 1 + 4]
+
+
+@pytest.mark.parametrize("into", [(), (-1,), (0,)])
+def test_the_only_message_may_be_received_into_a_storage(into: tuple[int, ...]) -> None:
+    graph = build_graph("sent", [op_of("a", 5), op_of("c", 1, "a")])
+    message = Message(tensor="a", source=0, target=1, post_before="c", hold_until=None)
+    plan = Plan(placement={"a": 0, "c": 1}, order=(("a",), ("c",)), messages=(message,))
+    arrays = plan_arrays(graph, plan)._replace(message_into=np.array(into, dtype=np.int64))
+    assert live_bytes(graph.arrays, arrays).tolist() == [5, 1 + 5 * (into != (0,))]

@@ -153,3 +153,17 @@ def test_what_an_op_frees_is_there_for_the_rest() -> None:
                     ("z", 0, "l b"))  # fmt: skip
     key = {"x": 0.0, "y": 1.0, "b": 2.0, "a": 3.0, "l": 4.0, "z": 5.0}
     assert ordered(graph, key, 21, np.inf) == "xybalz"
+
+
+@pytest.mark.parametrize("slack", SLACKS)
+def test_where_nothing_may_ever_start_there_is_no_schedule(slack: float) -> None:
+    """A limit that the reserve was not made for: 5 bytes for ops that make 10."""
+    graph = by_hand(("x", 10, ""), ("a", 1, "x"))
+    a, place, machine = graph.arrays, np.zeros(2, np.int64), machine_for(graph, cluster_of(1))
+    storages = storages_of(a, place, 1)
+    reserve = reserve_of(a, storages, place, file_positions(a), np.array([11]))
+    reserve = reserve._replace(limit=np.array([5]))
+    edges, start, order = edges_of(a, machine, place), np.empty(2), np.empty(2, np.int64)
+    key = np.arange(2.0)
+    found = safe_schedule(edges, storages, reserve, a.workspace, key, slack, start, order)
+    assert found == np.inf
