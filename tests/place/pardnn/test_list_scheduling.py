@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.pardnn.list_scheduling import Homes, list_schedule
 from pardnn.place.pardnn.problem import Problem, problem_of
 from pardnn.place.pardnn.step1_makespan import emulated, in_order, time_left
@@ -99,6 +100,32 @@ def test_an_op_goes_where_it_and_what_follows_finish_first(even: bool) -> None:
             assert (made.place.tolist(), made.start.tolist()) == expected
             ends = [case.seconds(op, d) for op, d in enumerate(made.place)]
             assert made.finish.tolist() == (made.start + ends).tolist()
+
+
+def test_of_devices_that_are_as_good_the_one_that_ends_first_is_taken_then_the_home() -> None:
+    """Ops of one second, messages of one second: what a device costs ties everywhere."""
+    at_home = 0
+    for seed in range(40):
+        rng, k = np.random.default_rng(seed), 2 + seed % 2
+        ops = [
+            Op(name=f"o{i}", kind="op", seconds={"accelerator": 1.0},
+               inputs=tuple(f"o{j}" for j in sorted({*rng.integers(0, max(i, 1), 2).tolist()}))
+               if i > 2 else (), outputs=(Tensor(name=f"o{i}", bytes=0),))
+            for i in range(12)
+        ]  # fmt: skip
+        graph = build_graph("units", ops)
+        machine = machine_for(graph, cluster_of(k, bandwidth=1.0, latency=1.0))
+        problem = problem_of(graph.arrays, machine)
+        case = _Case(graph, problem, op_successors(graph))
+        home = rng.integers(0, k, len(ops))
+        bottom = bottom_levels(graph.arrays, problem.machine, home)
+        fixed = np.full(len(problem.runs), -1)
+        made = list_schedule(problem, -bottom, Homes(home, bottom, fixed))
+        known = home.tolist(), bottom.tolist()
+        expected = _scheduled(case, made.order.tolist(), fixed.tolist(), known)
+        assert (made.place.tolist(), made.start.tolist()) == expected
+        at_home += int((made.place == home).sum())
+    assert at_home > 100
 
 
 def test_time_left_in_a_queue_is_what_no_op_may_delay() -> None:
