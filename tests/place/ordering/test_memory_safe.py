@@ -167,3 +167,14 @@ def test_where_nothing_may_ever_start_there_is_no_schedule(slack: float) -> None
     key = np.arange(2.0)
     found = safe_schedule(edges, storages, reserve, a.workspace, key, slack, start, order)
     assert found == np.inf
+
+
+def test_what_is_read_again_is_held_until_then() -> None:
+    """`b` reads `x` of 10 before `a`, which needs 5 beside it: of 16 `w` of 4 may take none yet.
+
+    Held are 11, so `w` itself would fit; then `a` would never.
+    """
+    graph = by_hand(("x", 10, ""), ("a", 5, "x"), ("b", 1, "x"), ("w", 4, ""), ("z", 0, "a b w"))
+    key = {"x": 0.0, "b": 1.0, "w": 2.0, "a": 3.0, "z": 4.0}
+    assert ordered(graph, key, 16, np.inf) == "xbawz"
+    assert ordered(graph, key, 20, np.inf) == "xbwaz"
