@@ -162,13 +162,26 @@ def test_batches_of_the_thesis_s_steps_alone() -> None:
 
 
 def test_mutants() -> None:
-    rows = {row["package"]: row for row in table("2026-11-23_mutants.md", "Mutants", "mutants")}
-    share = {package: rounded(row["share caught"]) for package, row in rows.items()}
-    asked = rows["all"]["mutants"]
-    assert f"of {asked} in a fresh sample {share['all']} % were found" in PAPERS
-    least, most = share["shard/search"], share["sim"]
-    assert f"from {least} % in `shard/search` to {most} % in `sim`" in PAPERS
-    assert {int(least), int(most)} == {int(f([int(x) for x in share.values()])) for f in (min, max)}
+    """Of two samples; what no input tells apart, or costs time alone, counts once and once not."""
+    rows, left = dict[str, dict[str, dict[str, str]]](), dict[str, str]()
+    for seed in ("41", "53"):
+        page, heading = "2026-11-25_mutants.md", f"Seed {seed}"
+        found = table(page, heading, "share caught")
+        rows[seed] = {row["package"]: row for row in found}
+        why = [row["why it survives"] for row in table(page, heading, "why it survives")]
+        alike = sum(each.startswith(("equivalent", "only ", "a random")) for each in why)
+        count = int(rows[seed]["all"]["mutants"])
+        left[seed] = rounded(str(100 * (count - len(why)) / (count - alike)))
+    share = {package: rounded(row["share caught"]) for package, row in rows["41"].items()}
+    one, other = (rows[seed]["all"] for seed in ("41", "53"))
+    text = "of {} in a fresh sample {} % were found, from {} % in `shard/search` to {} % in `plan`"
+    whole = rounded(one["share caught"], 1)
+    assert text.format(one["mutants"], whole, share["shard/search"], share["plan"]) in PAPERS
+    bounds = {int(f([int(x) for x in share.values()])) for f in (min, max)}
+    assert bounds == {int(share["shard/search"]), int(share["plan"])}
+    again = f"of {other['mutants']} in another {rounded(other['share caught'])} %"
+    assert f"{again}, by fewer tests than there are" in PAPERS
+    assert f"that cost time alone {left['41']} and {left['53']} %" in PAPERS
 
 
 def test_second_calls_beside_checkpoints() -> None:

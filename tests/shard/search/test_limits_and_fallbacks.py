@@ -11,7 +11,7 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search import objective_bytes, tofu
+from pardnn.shard.search import baselines, objective_bytes, tofu
 from pardnn.shard.search.baselines import CHOOSERS, icml18, replicas
 from pardnn.shard.search.coarsening import NEEDED, TRAINING, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
@@ -203,6 +203,9 @@ def test_icml18_adds_up_no_partial_results() -> None:
     found = icml18(s.graph(), make_mesh((2,)))
     assert found.axes["total"] == (None,)
     assert found.axes["y"] in (("i",), ("j",))
+    # By output and mesh axis: one that is in parts is one too many.
+    assert baselines._keeps_outputs([(False, False), (False, False)])
+    assert not baselines._keeps_outputs([(False, False), (True, False)])
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])

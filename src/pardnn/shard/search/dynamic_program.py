@@ -237,7 +237,7 @@ def _factor_tables(
             alike.setdefault((len(strategies), *[sizes[number] for number in keys]), []).append(row)
     for shape, rows in alike.items():
         entries = math.prod(shape)
-        if not 0 < entries <= FACTOR_ENTRIES:
+        if entries > FACTOR_ENTRIES:
             for row in rows:
                 _add_variable(row, sizes, summed)
             continue
