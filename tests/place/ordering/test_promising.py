@@ -27,6 +27,7 @@ def test_first_looks_are_a_part_of_what_is_tried() -> None:
     assert set(PROBES) <= set(FEW)
 
 
+@pytest.mark.jit  # types are stand-ins
 @pytest.mark.parametrize(
     ("makespan", "left", "ends"),
     [
@@ -87,6 +88,7 @@ def test_what_is_left_of_a_budget_goes_to_the_best_placement(
     assert asked == first
 
 
+@pytest.mark.jit
 def test_probes_are_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """25 placements: 3 probes each leave 365 of 440, first schedules of the best two 329."""
     asked, plan = list[tuple[int, int]](), object()
