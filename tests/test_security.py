@@ -26,6 +26,11 @@ SUFFIXES = {
 }  # fmt: skip
 
 
+#: The source of a function that is running, where it gives the very code that runs; its test is
+#: `test_a_file_that_was_edited_since_is_not_run`.
+ALLOWED = {"backends/torch/capture/choices/normal_forms.py": {"compile"}}
+
+
 def violations(code: str) -> Iterator[str]:
     """Places in `code` that could run what a file or a name says."""
     for node in ast.walk(ast.parse(code)):
@@ -56,7 +61,9 @@ def violations(code: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_in_the_package_runs_data(path: Path) -> None:
-    assert list(violations(path.read_text(encoding="utf-8"))) == []
+    found = violations(path.read_text(encoding="utf-8"))
+    allowed = ALLOWED.get(path.relative_to(PACKAGE).as_posix(), set())
+    assert [each for each in found if each.rpartition(" ")[2] not in allowed] == []
 
 
 @pytest.mark.parametrize(

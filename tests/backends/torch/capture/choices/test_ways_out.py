@@ -1,8 +1,11 @@
 """Conditions on data with a `return`, a ternary or `or`, run in normal form: as eager."""
 
+import contextlib
+import importlib.util
 import math
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +222,36 @@ def test_an_error_of_the_users_names_the_line_where_it_was_written() -> None:
         capture(*_flat(made(stepping(wrong))))
     line = wrong.__code__.co_firstlineno + 4
     assert f"test_ways_out.py:{line})" in caught.value.message
+
+
+SOURCE = """
+import torch.nn.functional as F
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    if loss > 1:
+        return loss.detach()
+    optimizer.step()
+    model.bias.grad.mul_(FACTOR)
+    return loss.detach() * 1
+"""
+
+
+def test_a_file_that_was_edited_since_is_not_run(tmp_path: Path) -> None:
+    for factor, is_run in [("2", True), ("int('3')", False)]:
+        path = tmp_path / f"step_{is_run}.py"
+        path.write_text(SOURCE.replace("FACTOR", "2"))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        path.write_text(SOURCE.replace("FACTOR", factor))
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with contextlib.ExitStack() as stack:
+            if not is_run:
+                stack.enter_context(pytest.raises(UnsupportedError, match="branches on a tensor"))
+            capture(module.step, model, optimizer, torch.randn(4, 5), torch.randn(4, 3))

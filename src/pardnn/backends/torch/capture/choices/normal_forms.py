@@ -31,10 +31,17 @@ _Place = tuple[str, str, int]
 
 
 class _Form(NamedTuple):
-    """The normal form of a function: its tree and its code."""
+    """The normal form of a function.
+
+    Attributes:
+        function: Its tree.
+        code: Its code.
+        source: The function's own code, as its file has it now.
+    """
 
     function: ast.FunctionDef
     code: types.CodeType
+    source: types.CodeType
 
 
 class NormalForms:
@@ -109,7 +116,8 @@ class NormalForms:
     def _code(self, code: types.CodeType) -> types.CodeType:
         """Return the code in whose place, and in whose inner functions', normal forms run."""
         form = self._forms.get(_place(code))
-        found = code if form is None else form.code
+        # A file that was edited since it was loaded is another function.
+        found = code if form is None or form.source != code else form.code
         consts = tuple(self._code(x) if _is_code(x) else x for x in found.co_consts)
         is_same = all(a is b for a, b in zip(consts, found.co_consts, strict=True))
         return found if is_same else found.replace(co_consts=consts)
@@ -120,13 +128,19 @@ def _form_of(code: types.CodeType, asked: Iterable[Position]) -> _Form | None:
     if tree is None or function is None:
         return None
     try:
+        source = _compiled(tree, code)
         bring_to_normal_form(function, sorted(asked))
-        compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+        form = _compiled(tree, code)
     except (NoNormalFormError, SyntaxError, ValueError):
         return None
+    return None if source is None or form is None else _Form(function, form, source)
+
+
+def _compiled(tree: ast.Module, code: types.CodeType) -> types.CodeType | None:
+    """Return the code of the function of a tree that is in the place of another code."""
+    compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     found = (each for each in _codes(compiled) if _place(each) == _place(code))
-    form = next((each for each in found if each.co_freevars == code.co_freevars), None)
-    return None if form is None else _Form(function, form)
+    return next((each for each in found if each.co_freevars == code.co_freevars), None)
 
 
 def _place(code: types.CodeType) -> _Place:
