@@ -46,6 +46,7 @@ from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import (
     changed_setting,
+    hashed_number,
     outside_look,
 )
 from pardnn.backends.torch.capture.restore import changes
@@ -278,6 +279,8 @@ def _unsupported_by_message(
     on_functions = re.search(r"no rule registered for HigherOrderOperator (\w+)", text)
     if on_functions:
         return unsupported.higher_order(on_functions[1], where)
+    if "unhashable" in text and "SymInt" in text:
+        return hashed_number(where)
     if "SymInt" in text or "SymFloat" in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:

@@ -1,5 +1,6 @@
 """Counters given to NumPy, sets, dictionaries and `divmod`; settings that are floats of NumPy."""
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
 
 RATES = {0: 0.1, 2: 0.05}
@@ -38,6 +41,11 @@ def in_sets(n: int, group: dict[str, Any]) -> Any:
     if n in MILESTONES or n in {3}:
         group["lr"] *= 0.5
     return RATES.get(n, 2)
+
+
+@functools.cache
+def of_cache(n: int) -> float:
+    return 1.0 / (1 + n)
 
 
 def divided(n: int, group: dict[str, Any]) -> Any:
@@ -72,6 +80,31 @@ def rate(args: tuple[Any, ...]) -> list[Any]:
 def test_counters_are_those_of_eager(weigh: Callable[..., Any]) -> None:
     sizes = (1,) if weigh in (table, in_sets) else (1, 2)  # captured anew at each call
     assert_as_eager(lambda: made(weigh), state=rate, steps=6, sizes=sizes, is_followed=True)
+
+
+def test_a_number_is_no_key_of_a_functions_cache() -> None:
+    def make() -> Entry:
+        of_cache.cache_clear()
+        model, x, y = small()
+
+        def step(model, optimizer, x, y, epoch):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * of_cache(epoch)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), 0.1), x, y, 0)
+
+    assert_as_eager(make, lambda i: {4: i // 2}, sizes=(1, 2), is_followed=True)
+    assert all(type(of_cache(n)) is float for n in range(4))
+
+
+def test_a_counter_that_becomes_a_key_is_refused_as_such() -> None:
+    step, args = made(lambda n, group: of_cache(n))
+    with pytest.raises(UnsupportedError, match="becomes a key") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
 
 
 class Best:

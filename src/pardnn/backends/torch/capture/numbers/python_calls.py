@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dis
 import functools
 import math
 import operator
@@ -156,8 +157,29 @@ def _with_a_float(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hash(number: torch.SymInt) -> int:
-    """Let a number be looked up in a set or a dictionary: which one it is, is guarded."""
-    return hash(number.node.nested_int() if number.node.is_nested_int() else int(number))
+    """Let a number be looked up in a set or a dictionary: which one it is, is guarded.
+
+    Raises:
+        TypeError: It would become a key: of a dictionary, or of a function's cache.
+    """
+    if number.node.is_nested_int():
+        return hash(number.node.nested_int())
+    frame = sys._getframe(1)
+    if _looks_up(frame.f_code, frame.f_lasti):
+        return hash(int(number))
+    raise TypeError("unhashable type: non-nested SymInt")
+
+
+@functools.lru_cache(256)
+def _looks_up(code: types.CodeType, at: int) -> bool:
+    """Whether the instruction of a code at an offset is `x in y`, `y[x]` or `y.get(x)`."""
+    done = [each for each in dis.get_instructions(code) if each.offset <= at]
+    if done[-1].opname in ("CONTAINS_OP", "BINARY_SUBSCR"):
+        return True
+    begin = done[-1].positions and done[-1].positions[::2]
+    methods = [x for x in done if x.opname == "LOAD_METHOD" and x.positions[::2] == begin]
+    is_call = done[-1].opname in ("PRECALL", "CALL")
+    return is_call and bool(methods) and methods[-1].argval == "get"
 
 
 def _divmod(number: Any, by: Any, /) -> tuple[Any, Any]:

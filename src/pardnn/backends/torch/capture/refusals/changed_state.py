@@ -107,6 +107,22 @@ def context_variable(name: str) -> UnsupportedError:
     )
 
 
+def hashed_number(where: str | None) -> UnsupportedError:
+    """Return E804: a number that steps change becomes a key.
+
+    Args:
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    return error_at(
+        where,
+        f"a number that changes from step to step becomes a key{at(where)}: of a dictionary,\n"
+        "of a set, or of the cache of a function (functools.cache).\n"
+        "To look it up is followed: key in d, d[key], d.get(key). Else compute what depends on it\n"
+        "before the step, and pass it as an argument.",
+        "E804",
+    )
+
+
 def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
     """Return E804: a step that raises when it is run a second time from where it began.
 
