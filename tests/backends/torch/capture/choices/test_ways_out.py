@@ -138,8 +138,24 @@ def returning(model, optimizer, x, y):
     return loss.detach()
 
 
+def rounds(loss, model):
+    """Rounds that data skips, and a loop that it ends."""
+    scale, last = 1.0, 0
+    for k in (1.3, 1.5, 3.0):
+        if loss > k:
+            scale = scale * 0.5
+            continue
+        scale = scale * 0.9
+    for last in [1, 2, 3]:
+        scale = scale * 0.99
+        if loss < last:
+            break
+    model[0].weight.grad.mul_(scale + last)
+
+
 TOLD = [
     adamp, stopped, weighed, clipped, ternary, ternaries, either, between, last_of_both,
+    rounds,
 ]  # fmt: skip
 
 
@@ -222,6 +238,20 @@ def test_an_error_of_the_users_names_the_line_where_it_was_written() -> None:
         capture(*_flat(made(stepping(wrong))))
     line = wrong.__code__.co_firstlineno + 4
     assert f"test_ways_out.py:{line})" in caught.value.message
+
+
+def test_a_loop_over_an_iterator_is_not_left_by_data() -> None:
+    def ends(loss, model):
+        items = iter([1, 2, 3])
+        for k in items:
+            model[0].weight.grad.mul_(k)
+            if loss > k:
+                break
+
+    with pytest.raises(UnsupportedError, match="a loop over an iterator") as caught:
+        capture(*_flat(made(stepping(ends))))
+    line = ends.__code__.co_firstlineno + 2
+    assert caught.value.details["source"].endswith(f"test_ways_out.py:{line}")
 
 
 SOURCE = """

@@ -202,6 +202,9 @@ class Choices:
             if choice.is_running() and choice.region.holds(at):
                 self._begin(choice)
                 return
+            is_entered = choice.undoing is not None or choice.is_other
+            if not is_entered and self._forms.has(choice.frame.f_code):
+                raise unsupported.choice(choice.line, "is not where it seems")
             self._end(frame)
             if self._open and self._open[-1].is_other and self._open[-1].undoing is None:
                 return

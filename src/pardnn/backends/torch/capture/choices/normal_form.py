@@ -5,13 +5,14 @@ is chosen. A `return` below it, a ternary and an `if` that ends its function are
 
 Idea: the same function in another form, run in its place while the step is traced:
 
-    for view in views:                  returned = 0
-        if likeness(view) < delta:      for view in views:
-            update = project(view)          if isinstance(returned, int) and returned: break
-            return update, ratio            if not returned:
-    return update, 1.0                          if likeness(view) < delta:
+    for view in views:                  returned = ended = 0
+        if likeness(view) < delta:      for item in views:
+            update = project(view)          if isinstance(ended, int) and ended: break
+            return update, ratio            if not ended:
+    return update, 1.0                          view, skips = item, 0
+                                                if likeness(view) < delta:
                                                     update = project(view)
-                                                    value, returned = (update, ratio), 1
+                                                    value, returned, ended, skips = ..., 1, 1, 1
                                         if not returned:
                                             value, returned = (update, 1.0), 1
                                         return value
@@ -21,9 +22,10 @@ Idea: the same function in another form, run in its place while the step is trac
                                         scale = chosen
 
 A condition that comes out alike in more than one way, `a or b`, becomes ternaries first:
-`1 if a else 1 if b else 0`. Only a `return` below such a condition, or behind one that is replaced,
-changes; one in a `try`, a `while` or a `match` cannot. Each statement is on a line of its own then,
-the line where it was written plus a multiple of `LINES` that grows, see `source_location`.
+`1 if a else 1 if b else 0`. Only a `return`, `continue` or `break` below such a condition, or
+behind one that is replaced, changes; one in a `try`, a `while` or a `match` cannot. Each statement
+is on a line of its own then, the line where it was written plus a multiple of `LINES` that grows,
+see `source_location`.
 
 Complexity: O(statements) for each function.
 """
@@ -46,10 +48,15 @@ from pardnn.backends.torch.capture.choices.branches import (
 from pardnn.backends.torch.capture.source_location import LINES
 
 END: Position = (0, 0)
+#: Name of a builtin that refuses iterators: a loop which is left would not have emptied them.
+ITEMS = "_pardnn_items"
+_PLACED = ast.stmt | ast.expr | ast.excepthandler
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _LAST_LINE = 2**31 - 1  # a C int
-#: Local names that the form adds: whether the function is done, what it returns, ternaries.
+#: Local names that the form adds: whether the function is done, what it returns, ternaries,
 RETURNED, VALUE, CHOSEN = "_pardnn_returned", "_pardnn_value", "_pardnn_chosen_"
+#: whether a loop is done, whether one of its rounds is, and of what that is.
+ENDS, SKIPS, ITEM = "_pardnn_ended_", "_pardnn_skips_", "_pardnn_item_"
 
 
 class NoNormalFormError(Exception):
@@ -78,17 +85,18 @@ def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position])
     num_lifted = 0
     while any(_lift_ternary(function, at, names) for at in asked):
         num_lifted += 1
-    targets = [each for each in tests if _returns(each)]
+    targets = [each for each in tests if _leaves(each)]
     if not (num_lifted or targets or END in asked):
         raise NoNormalFormError
     last = function.body[-1]
     if not isinstance(last, ast.Return):
         function.body.append(_at(ast.Return(ast.Constant(None)), last))
-    if targets:
+    ways = _OneWayOut(targets)
+    body = ways.block(function.body, is_behind=False)
+    if ways.are_returns_replaced:
         begin = _assigned([RETURNED], [ast.Constant(0)], function.body[0])
-        end = _at(ast.Return(ast.Name(VALUE, ast.Load())), last)
-        body = _OneWayOut(targets).block(function.body, is_behind=False)
-        function.body = [begin, *body, end]
+        body = [begin, *body, _at(ast.Return(ast.Name(VALUE, ast.Load())), last)]
+    function.body = body
     _give_lines(function.body, itertools.count(LINES, LINES))
 
 
@@ -101,7 +109,7 @@ def _give_lines(block: Sequence[ast.stmt], lines: Iterator[int]) -> None:
         if line + LINES > _LAST_LINE:
             raise NoNormalFormError
         for each in ast.walk(statement):
-            if id(each) not in inside and isinstance(each, ast.stmt | ast.expr):
+            if id(each) not in inside and isinstance(each, _PLACED):
                 each.lineno += line
                 each.end_lineno = (each.end_lineno or 0) + line
         for each in blocks:
@@ -125,9 +133,27 @@ def _is_at(node: ast.expr, at: Position) -> bool:
     return begin <= at < end
 
 
-def _returns(statement: ast.AST) -> bool:
-    """Whether a statement of the function may return from it."""
-    return any(isinstance(each, ast.Return) for each in _of_its_own(statement))
+def _leaves(statement: ast.AST) -> bool:
+    """Whether a statement may leave the function, the loop around it, or a round of that."""
+    if isinstance(statement, ast.Return | ast.Break | ast.Continue):
+        return True
+    if isinstance(statement, ast.For | ast.While):
+        return any(isinstance(each, ast.Return) for each in _of_its_own(statement))
+    return any(_leaves(x) for x in ast.iter_child_nodes(statement) if not isinstance(x, SCOPES))
+
+
+def _ends(loop: ast.For) -> bool:
+    """Whether a loop may end before its last round."""
+    if any(isinstance(each, ast.Return) for each in _of_its_own(loop)):
+        return True
+    stack: list[ast.AST] = [*loop.body]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, ast.Break):
+            return True
+        if not isinstance(each, (ast.For, ast.While, *SCOPES)):
+            stack += ast.iter_child_nodes(each)
+    return False
 
 
 def _of_its_own(node: ast.AST) -> Iterator[ast.AST]:
@@ -139,64 +165,96 @@ def _of_its_own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class _OneWayOut:
-    """Replaces `return` by assignments.
+    """Replaces `return`, `continue` and `break` by assignments.
 
     Args:
-        targets: The `if` statements on data, with a `return` inside.
+        targets: The `if` statements on data, with one of them inside.
+
+    Attributes:
+        are_returns_replaced: Whether any `return` is.
     """
 
     def __init__(self, targets: Sequence[ast.If]) -> None:
         self._targets = targets
+        self._loops: list[str] = []  # names of the flags of those around, without their beginning
+        self._names = map(str, itertools.count())
+        self.are_returns_replaced = False
 
     def block(self, block: list[ast.stmt], *, is_behind: bool) -> list[ast.stmt]:
-        """Return a block in which no `return` is left that data may have decided over.
+        """Return a block that is left at its end alone, as far as data may decide.
 
         Args:
             block: Statements.
-            is_behind: Whether data may have ended the function before them.
+            is_behind: Whether data may have left it before them.
         """
         for i, statement in enumerate(block):
             holds = any(each in self._targets for each in _of_its_own(statement))
-            if not holds and not (is_behind and _returns(statement)):
+            if not holds and not (is_behind and _leaves(statement)):
                 continue
-            found = [*block[:i], self._statement(statement, is_behind=is_behind)]
+            may_leave = _leaves(statement)
+            found = [*block[:i], *self._statement(statement, is_behind=is_behind)]
             rest = block[i + 1 :]
-            if isinstance(statement, ast.Return) or not rest:
+            if isinstance(statement, ast.Return | ast.Break | ast.Continue) or not rest:
                 return found
-            return [*found, _unless_returned(self.block(rest, is_behind=True))]
+            if not may_leave:
+                return [*found, *self.block(rest, is_behind=is_behind)]
+            flag = f"{SKIPS}{self._loops[-1]}" if self._loops else RETURNED
+            return [*found, _unless(flag, self.block(rest, is_behind=True))]
         return block
 
-    def _statement(self, statement: ast.stmt, *, is_behind: bool) -> ast.stmt:
+    def _statement(self, statement: ast.stmt, *, is_behind: bool) -> list[ast.stmt]:
         match statement:
             case ast.Return(value=value):
-                values = [value or ast.Constant(None), ast.Constant(1)]
-                return _assigned([VALUE, RETURNED], values, statement)
+                self.are_returns_replaced = True
+                flags = [RETURNED, *(kind + x for x in self._loops for kind in (ENDS, SKIPS))]
+                values = [value or ast.Constant(None), *(ast.Constant(1) for _ in flags)]
+                return [_assigned([VALUE, *flags], values, statement)]
+            case ast.Break() | ast.Continue():
+                kinds = (SKIPS,) if isinstance(statement, ast.Continue) else (ENDS, SKIPS)
+                flags = [kind + self._loops[-1] for kind in kinds]
+                return [_assigned(flags, [ast.Constant(1) for _ in flags], statement)]
             case ast.If():
                 is_behind |= statement in self._targets
                 statement.body = self.block(statement.body, is_behind=is_behind)
                 statement.orelse = self.block(statement.orelse, is_behind=is_behind)
             case ast.With():
                 statement.body = self.block(statement.body, is_behind=is_behind)
-            case ast.For(body=body, orelse=[]):
-                inside = self.block(body, is_behind=True)
-                statement.body = [_ended(body[0]), _unless_returned(inside)]
+            case ast.For(orelse=[]):
+                return self._loop(statement, is_behind=is_behind)
             case _:
                 raise NoNormalFormError
-        return statement
+        return [statement]
+
+    def _loop(self, loop: ast.For, *, is_behind: bool) -> list[ast.stmt]:
+        """Return a loop of which each round runs to its end, and what comes before it."""
+        name, place = next(self._names), loop.body[0]
+        self._loops.append(name)
+        may_end = _ends(loop)
+        inside = self.block(loop.body, is_behind=is_behind or may_end)
+        self._loops.pop()
+        loop.body = [_assigned([SKIPS + name], [ast.Constant(0)], place), *inside]
+        if not may_end:
+            return [loop]
+        if isinstance(loop.iter, ast.Name | ast.Attribute | ast.Subscript):
+            call = ast.Call(ast.Name(ITEMS, ast.Load()), [loop.iter], [])
+            loop.iter = _at(call, loop.iter)
+        # The variable keeps the value with which the loop ended.
+        target, item = loop.target, ITEM + name
+        loop.target = _at(ast.Name(item, ast.Store()), target)
+        taken = _at(ast.Assign([_moved(target, place)], ast.Name(item, ast.Load())), place)
+        loop.body = [_ended(ENDS + name, place), _unless(ENDS + name, [taken, *loop.body])]
+        return [_assigned([ENDS + name], [ast.Constant(0)], loop), loop]
 
 
-def _unless_returned(block: list[ast.stmt]) -> ast.stmt:
-    test = ast.UnaryOp(ast.Not(), ast.Name(RETURNED, ast.Load()))
+def _unless(flag: str, block: list[ast.stmt]) -> ast.stmt:
+    test = ast.UnaryOp(ast.Not(), ast.Name(flag, ast.Load()))
     return _at(ast.If(test, block, []), block[0])
 
 
-def _ended(place: ast.stmt) -> ast.stmt:
-    """Return what leaves a loop whose function has returned, whatever the data."""
-    made = ast.parse(f"if isinstance({RETURNED}, int) and {RETURNED}:\n    break").body[0]
-    for each in ast.walk(made):
-        for name in each._attributes:
-            delattr(each, name)
-    return _at(made, place)
+def _ended(flag: str, place: ast.stmt) -> ast.stmt:
+    """Return what leaves a loop that has ended, whatever the data."""
+    made = ast.parse(f"if isinstance({flag}, int) and {flag}:\n    break").body[0]
+    return _moved(made, place)
 
 
 def _decided(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
@@ -288,6 +346,14 @@ def _assigned(names: Sequence[str], values: Sequence[ast.expr], place: ast.AST) 
         return _at(ast.Assign(targets, values[0]), place)
     pair = ast.Tuple(targets, ast.Store()), ast.Tuple([*values], ast.Load())
     return _at(ast.Assign([pair[0]], pair[1]), place)
+
+
+def _moved(node: Any, place: ast.AST) -> Any:
+    """Give a node, and all in it, the position of another."""
+    for each in ast.walk(node):
+        if isinstance(each, _PLACED):
+            ast.copy_location(each, place)
+    return node
 
 
 def _at(made: Any, place: ast.AST) -> Any:

@@ -7,11 +7,14 @@ is brought to normal form for the traces to come.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import gc
+import sys
 import types
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 from pardnn.backends.torch.capture.choices.branches import (
     Position,
@@ -21,10 +24,12 @@ from pardnn.backends.torch.capture.choices.branches import (
 )
 from pardnn.backends.torch.capture.choices.normal_form import (
     END,
+    ITEMS,
     NoNormalFormError,
     bring_to_normal_form,
 )
-from pardnn.backends.torch.capture.source_location import LINES
+from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.source_location import LINES, shown_path
 from pardnn.errors import PardnnError
 
 _Place = tuple[str, str, int]
@@ -57,6 +62,10 @@ class NormalForms:
         """Return the tree of the function that a code runs; None if its source is not at hand."""
         form = self._forms.get(_place(code))
         return function_of(code) if form is None else form.function
+
+    def has(self, code: types.CodeType) -> bool:
+        """Whether a code runs in normal form, where each statement is on a line of its own."""
+        return _place(code) in self._forms
 
     def note(self, frame: types.FrameType) -> None:
         """Note the condition by which a frame is about to jump, and that cannot be followed."""
@@ -106,6 +115,7 @@ class NormalForms:
             functions: Those of the user's that may run.
         """
         with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(builtins, ITEMS, _items, create=True))
             for each in {id(f): f for f in (*functions, *self._functions.values())}.values():
                 code = self._code(each.__code__) if self._forms else each.__code__
                 if code is not each.__code__:
@@ -141,6 +151,20 @@ def _compiled(tree: ast.Module, code: types.CodeType) -> types.CodeType | None:
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     found = (each for each in _codes(compiled) if _place(each) == _place(code))
     return next((each for each in found if each.co_freevars == code.co_freevars), None)
+
+
+def _items(value: Any) -> Any:
+    """Return what a loop goes over that data may leave.
+
+    Raises:
+        UnsupportedError: E802, if it is an iterator, which the loop would empty.
+    """
+    if isinstance(value, Iterator):
+        frame = sys._getframe(1)
+        path = shown_path(frame.f_code.co_filename, frame.f_globals.get("__name__", ""))
+        line = f"{path}:{frame.f_lineno % LINES}"
+        raise unsupported.choice(line, "leaves a loop over an iterator, which would go on")
+    return value
 
 
 def _place(code: types.CodeType) -> _Place:
