@@ -277,6 +277,19 @@ def parts(result: Any) -> list[Any]:
     return [result, *(part for item in inner for part in parts(item))]
 
 
+def test_a_namespace_is_returned_by_its_attributes() -> None:
+    def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Any:
+        return SimpleNamespace(loss=loss, logits=logits, n=loss.item())
+
+    def read(out: Any) -> Any:
+        return [out.loss.item(), out.logits.tolist(), out.n]
+
+    step, args = returning(made)
+    plan = random_plan(capture(step, *args), 2, seed=1)
+    for found in on_ranks(made, plan, read):
+        assert found == eager(made, read)
+
+
 def test_what_cannot_be_returned_says_so() -> None:
     def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Output:
         return Output(loss, logits, Cache())

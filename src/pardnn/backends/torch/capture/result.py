@@ -7,6 +7,7 @@ structure around them (tuples, lists, dicts, fields) is data on the loss op.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -142,6 +143,8 @@ def _named_items(item: Any) -> list[tuple[str | int, Any]] | None:
         return list(item.items()) if is_plain else None
     if is_dataclass(item) and not isinstance(item, type):
         return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    if isinstance(item, types.SimpleNamespace):
+        return list(vars(item).items())
     if isinstance(item, tuple) and type(item) is not tuple:
         # Torch's own, as of `x.max(0)`, have their names for `match` alone.
         names = getattr(item, "_fields", getattr(type(item), "__match_args__", ()))
