@@ -83,8 +83,9 @@ class HostNumbers:
         self._assigned = assigned_places(step, args, graph)
         effects = graph.step_notes.get("effects", [])
         ordered = [each["order"][0] for each in effects if "order" in each]
-        self._held = _held_slots(step, args, held_names(graph.step_notes.get("result")))
-        self._ordered = _held_slots(step, args, ordered)
+        held = held_names(graph.step_notes.get("result"))
+        own = _held_slots(step, args, [*held, *ordered])
+        self._held, self._ordered = ({x: own[x] for x in names} for names in (held, ordered))
         self._absent, self.left = self._assigned.absent(), self._assigned.left_values()
         places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)

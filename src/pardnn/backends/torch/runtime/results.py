@@ -241,8 +241,8 @@ class NotReturned:
         return f"<{self.kind}: a step on several ranks returns tensors, numbers and containers>"
 
 
-_NESTED = ("tuple", "list", "dict", "fields", "named")
 _KEYED = {"dict": dict, "fields": Fields, "named": NamedItems}
+_NESTED = ("tuple", "list", *_KEYED)
 
 
 def _assembled(program: Program, name: str, values: Mapping[str, Any]) -> Any:

@@ -283,6 +283,11 @@ LIVE = [
     ("for b in c:\n        a = b\n        if c: a = 1", {"c"}),
     ("while t(b):\n        if c: a = 1\n        break", set()),
     ("while t(b):\n        if c: a = 1\n        continue", {"b", "t", "c"}),
+    (
+        "for b in c:\n        t(a)\n        if c: a = 1\n        match b:\n"
+        "            case 1: continue\n        a = 2",
+        {"a", "b", "c", "t"},
+    ),
     ("g = lambda: a\n    if c: a = 1\n    a = 2", {"a"}),
     ("if c: a = 1\n    return locals()", {"a", "c", "locals"}),
     ("try:\n        if c: a = 1\n        a = 2\n    except ValueError: t(a)", {"a", "t", "c"}),

@@ -88,7 +88,7 @@ class _Liveness:
                 self._add_inside(statement, live)  # an exception may be held back at its end
                 bound = [each.optional_vars for each in items if each.optional_vars is not None]
                 return live | _loads(*items) | (inside - frozenset().union(*map(_bound, bound)))
-            case _ if hasattr(statement, "body"):
+            case _ if hasattr(statement, "body") or isinstance(statement, ast.Match):
                 return self._unclear(statement, live, exits)
             case _:
                 return (live - _stored_by(statement)) | _loads(statement)

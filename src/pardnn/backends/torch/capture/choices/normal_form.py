@@ -133,27 +133,25 @@ def _is_at(node: ast.expr, at: Position) -> bool:
     return begin <= at < end
 
 
+def _leaving(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what leaves a statement: `return`, and what leaves a loop around it or its round."""
+    if isinstance(node, ast.Return | ast.Break | ast.Continue):
+        yield node
+    inner = (each for each in ast.iter_child_nodes(node) if not isinstance(each, SCOPES))
+    found = (leaving for each in inner for leaving in _leaving(each))
+    is_loop = isinstance(node, ast.For | ast.While)
+    yield from (each for each in found if not is_loop or isinstance(each, ast.Return))
+
+
 def _leaves(statement: ast.AST) -> bool:
     """Whether a statement may leave the function, the loop around it, or a round of that."""
-    if isinstance(statement, ast.Return | ast.Break | ast.Continue):
-        return True
-    if isinstance(statement, ast.For | ast.While):
-        return any(isinstance(each, ast.Return) for each in _of_its_own(statement))
-    return any(_leaves(x) for x in ast.iter_child_nodes(statement) if not isinstance(x, SCOPES))
+    return any(True for _ in _leaving(statement))
 
 
 def _ends(loop: ast.For) -> bool:
     """Whether a loop may end before its last round."""
-    if any(isinstance(each, ast.Return) for each in _of_its_own(loop)):
-        return True
-    stack: list[ast.AST] = [*loop.body]
-    while stack:
-        each = stack.pop()
-        if isinstance(each, ast.Break):
-            return True
-        if not isinstance(each, (ast.For, ast.While, *SCOPES)):
-            stack += ast.iter_child_nodes(each)
-    return False
+    found = (leaving for each in loop.body for leaving in _leaving(each))
+    return any(not isinstance(each, ast.Continue) for each in found)
 
 
 def _of_its_own(node: ast.AST) -> Iterator[ast.AST]:
