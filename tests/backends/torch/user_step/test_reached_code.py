@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,19 @@ def test_what_reached_code_writes_is_that_of_eager(name: str) -> None:
 
     sizes = (1,) if name == "optimizer" else (1, 2)  # the tensor is on one rank
     assert_as_eager(make, state=state, steps=4, sizes=sizes, is_followed=True)
+
+
+def test_a_class_whose_module_has_no_file_is_the_users() -> None:
+    """As in a notebook, where each cell is a file of its own and the module has none."""
+    source = """
+class Cell:
+    def step(self): return self.call()
+    def call(self): return 1
+"""
+    names = {"__name__": "of_a_notebook"}
+    exec(compile(source, str(Path(__file__).with_name("cell.py")), "exec"), names)
+    held = names["Cell"]()
+    assert [f.__name__ for f in users_functions(held.step, [held])] == ["step", "call"]
 
 
 class Plain:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -207,7 +208,11 @@ class _UsersSearch(_Search):
 
 @functools.cache
 def _is_of_library(kind: type) -> bool:
-    return is_library_module(sys.modules.get(kind.__module__))
+    """Whether none of a class's code is the user's; in notebooks its module has no file."""
+    if not is_library_module(sys.modules.get(kind.__module__)):
+        return False
+    functions = [found for value in vars(kind).values() if (found := _function_of(value))]
+    return all(is_library_file(inspect.unwrap(x).__code__.co_filename) for x in functions)
 
 
 def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:

@@ -284,8 +284,12 @@ LIVE = [
     ("while t(b):\n        if c: a = 1\n        break", set()),
     ("while t(b):\n        if c: a = 1\n        continue", {"b", "t", "c"}),
     (
-        "for b in c:\n        t(a)\n        if c: a = 1\n        match b:\n"
-        "            case 1: continue\n        a = 2",
+        """for b in c:
+        t(a)
+        if c: a = 1
+        match b:
+            case 1: continue
+        a = 2""",
         {"a", "b", "c", "t"},
     ),
     ("g = lambda: a\n    if c: a = 1\n    a = 2", {"a"}),
