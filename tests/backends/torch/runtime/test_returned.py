@@ -259,6 +259,21 @@ def test_an_object_that_the_step_updates_and_returns_is_itself(put: Any, is_give
         assert outcome.value == [[[*each] for each in expected], True]
 
 
+def test_another_object_in_the_batch_is_the_one_that_is_returned() -> None:
+    step, args = returning(lambda model, x, y, loss, logits: loss)
+
+    def whole(model: Any, optimizer: Any, x: Any, y: Any, numbers: Any) -> Any:
+        numbers["n"] += 1
+        return step(model, optimizer, x, y), numbers
+
+    fast = pardnn.parallelize(whole, *args, {"n": 0}, algorithm="single", costs="v100")
+    for n in range(3):
+        given = {"n": 10 * n}
+        assert fast(*args[2:], given)[1] is given
+        assert given == {"n": 10 * n + 1}
+    fast.close()
+
+
 def flat_numbers(result: Any) -> Any:
     """Values without what they are in: names of classes differ."""
     if isinstance(result, torch.Tensor):

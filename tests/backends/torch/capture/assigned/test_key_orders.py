@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.filled_containers import put_in_order
+from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
 
 
@@ -62,6 +64,16 @@ def test_keys_are_in_the_order_of_eager(put: Callable[..., Any], is_given: bool)
         return [[*held[name]] for name in ("log", "sums", "ordered")]
 
     assert_as_eager(lambda: made(put, is_given), state=state, steps=4, is_followed=True)
+
+
+def test_keys_that_each_step_moves_to_elsewhere_are_refused() -> None:
+    def rotated(held: dict[str, Any], loss: Any) -> None:
+        held["ordered"].move_to_end(next(iter(held["ordered"])))
+
+    step, args = made(rotated, False)
+    with pytest.raises(UnsupportedError, match="changes Python state: .*ordered") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
 
 
 @given(st.lists(st.integers(0, 6), unique=True), st.lists(st.integers(0, 9), unique=True))
