@@ -263,14 +263,14 @@ def test_another_object_in_the_batch_is_the_one_that_is_returned() -> None:
     step, args = returning(lambda model, x, y, loss, logits: loss)
 
     def whole(model: Any, optimizer: Any, x: Any, y: Any, numbers: Any) -> Any:
-        numbers["n"] += 1
-        return step(model, optimizer, x, y), numbers
+        numbers["of"]["n"] += 1
+        return step(model, optimizer, x, y), numbers["of"]
 
-    fast = pardnn.parallelize(whole, *args, {"n": 0}, algorithm="single", costs="v100")
+    fast = pardnn.parallelize(whole, *args, {"of": {"n": 0}}, algorithm="single", costs="v100")
     for n in range(3):
-        given = {"n": 10 * n}
-        assert fast(*args[2:], given)[1] is given
-        assert given == {"n": 10 * n + 1}
+        given = {"of": {"n": 10 * n}}
+        assert fast(*args[2:], given)[1] is given["of"]
+        assert given == {"of": {"n": 10 * n + 1}}
     fast.close()
 
 
