@@ -12,6 +12,10 @@ from pardnn import solvers
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import StuckError
 from pardnn.place.baselines.exact import place_exact, proof
+from pardnn.place.baselines.single import place_single
+from pardnn.place.decision import Decision
+from pardnn.planner import portfolio
+from pardnn.planner.algorithms import AUTO_SMALL
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide_best
@@ -132,3 +136,23 @@ def test_what_is_not_proven_states_its_gap() -> None:
     )
     assert proof(1.0 + 1e-12, 1.0) == "exact: proven optimal"
     assert proof(1.0, 0.0) == "exact: not proven optimal"
+
+
+def test_a_solver_that_proves_nothing_is_no_slower_than_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def slow(graph, machine, capacities, *, seed: int, time_limit: float) -> Decision:
+        asked.append(time_limit)
+        return place_single(graph, machine, capacities, seed=seed)._replace(lower_bound_s=6.5)
+
+    monkeypatch.setattr(portfolio, "place_exact", slow)
+    _, result = make_plan(problem(60.0))
+    others = decide_best(problem(60.0), AUTO_SMALL, polish=True)
+    alone = decide_best(problem(60.0), ["single"]).makespan_s
+    assert asked == [45.0]
+    assert result.makespan_s == others.makespan_s < alone
+    assert "the solver's best plan is slower" in result.notes[0]
+    assert result.notes[1] == proof(result.makespan_s, 6.5)
+    assert result.lower_bound_s == 6.5

@@ -73,6 +73,10 @@ RECIPES = tuple(SCHEDULES)
 
 #: Those that run a solver in a child process, which may not be installed.
 SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})
+#: A solver crashed or gave a wrong answer; found nothing in its time; in that of the search.
+SOLVER_FAILED = ("E109", "E709", "E710")
+#: Of the time that `exact` is given; the rest is for the others, should it prove nothing.
+SOLVER_SHARE = 0.75
 
 #: Names for the best of a portfolio. `auto` also considers sharding every op (`tofu`, `CUTS`),
 #: which adds sums up in another order; with `auto-whole` each op runs on one device and losses keep

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
-from pardnn.place.baselines.exact import place_exact
+from pardnn.place.baselines.exact import faster, is_optimal, place_exact
 from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
 from pardnn.place.infeasible import named_op
@@ -33,6 +33,8 @@ from pardnn.planner.algorithms import (
     RULES,
     SHARDED,
     SOLVER_BASED,
+    SOLVER_FAILED,
+    SOLVER_SHARE,
     algorithms_to_try,
     is_polished,
 )
@@ -51,8 +53,6 @@ from pardnn.time_limit import OutOfTimeError, seconds_left
 AT_BOUND = 1e-9
 #: A plan so near to the lower bound is not polished: it takes seconds, and can gain no more.
 NEAR_BOUND = 1e-4
-#: A solver crashed or gave a wrong answer; found nothing in its time; in that of the search.
-SOLVER_FAILED = ("E109", "E709", "E710")
 #: Why `Plan.tried` has no plan of an algorithm.
 CUT_OFF, NOT_TRIED = "cut off by the time limit", "not tried: the time limit had passed"
 
@@ -136,27 +136,31 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
 
 
 def _solved(problem: Problem, algorithm: str) -> Decision:
-    """Run what asks a solver; the best of other algorithms where that crashes or finds nothing.
+    """Run what asks a solver; the best of other algorithms where that fails, or proves nothing.
 
     Raises:
         InfeasibleError: E301, if nothing fits.
         UsageError: E218, if the graph is too large; E219, if the solver is not installed.
     """
-    graph, machine, usable = problem.graph, problem.machine, problem.capacities
-    seed, time_limit = problem.options.seed, problem.options.time_limit
+    given = (problem.graph, problem.machine, problem.capacities)
+    arrays, options, found, why = problem.graph.arrays, problem.options, None, ""
     try:
-        if algorithm == "exact":
-            return place_exact(graph, machine, usable, seed=seed, time_limit=time_limit)
-        return ALGORITHMS[algorithm](graph, machine, usable, seed=seed)
+        if algorithm != "exact":
+            return ALGORITHMS[algorithm](*given, seed=options.seed)
+        limit = options.time_limit and options.time_limit * SOLVER_SHARE
+        found = place_exact(*given, seed=options.seed, time_limit=limit)
+        if is_optimal(arrays, problem.machine, found):
+            return found
     except PardnnError as error:
         if error.code not in SOLVER_FAILED:
             raise
-        others = algorithms_to_try(BEST, len(graph.ops))
-        polish = is_polished(BEST, len(graph.ops)) and problem.options.objective == "seconds"
-        found = decide_best(problem, others, polish=polish)
         why = error.message.splitlines()[0].rstrip(".")
-        note = f"{algorithm}: {why}; this is the best plan of the other algorithms"
-        return Decision(found.plan, found.moved_ops, notes=(note,))
+    polish = is_polished(BEST, arrays.num_ops) and options.objective == "seconds"
+    best = decide_best(problem, algorithms_to_try(BEST, arrays.num_ops), polish=polish)
+    if found is not None:
+        return faster(arrays, problem.machine, found, best.plan)
+    why = f"{algorithm}: {why}; this is the best plan of the other algorithms"
+    return Decision(best.plan, best.moved_ops, notes=(why,))
 
 
 def _cut(problem: Problem, algorithm: str, unless_above: float | None = None) -> Outcome:
@@ -276,7 +280,8 @@ def decide_best(
     if len(names) > 1 and not has_pieces(problem.graph, problem.machine):
         names = tuple(name for name in names if name != "modulo")
     best, placed, notes, failure = _tried(problem, names)
-    bound = _bound(problem) if polish or solvers else 0.0
+    arrays, machine = problem.graph.arrays, problem.machine
+    bound = lower_bound_seconds(arrays, machine) if polish or solvers else 0.0
     is_near = best is not None and best.makespan_s <= bound * (1 + NEAR_BOUND)
     if polish and placed and not is_near and seconds_left() > 0:
         problem.log.trying("local search")
@@ -356,11 +361,6 @@ def _tried(
             best = found
             problem.log.keep(found, objective)
     return best, placed, notes, failure
-
-
-def _bound(problem: Problem) -> float:
-    """Return a lower bound on the makespan of any placement, in seconds."""
-    return lower_bound_seconds(problem.graph.arrays, problem.machine)
 
 
 def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome | None:

@@ -34,6 +34,7 @@ from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.all_plans import all_placements, searched_plan
 from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
@@ -188,6 +189,28 @@ def proof(makespan: float, bound: float) -> str:
         return "exact: not proven optimal"
     above = f"at most {100 * (makespan / bound - 1):.3g} % above the optimum"
     return f"exact: {above}, which takes {bound:.6g} s or more; not proven optimal"
+
+
+def is_optimal(arrays: GraphArrays, machine: Machine, found: Decision) -> bool:
+    """Return whether a decision is proven optimal by its own lower bound."""
+    return is_proven(run_lists(arrays, machine, found.plan).makespan, found.lower_bound_s)
+
+
+def faster(arrays: GraphArrays, machine: Machine, found: Decision, other: PlanArrays) -> Decision:
+    """Return the solver's decision, or another plan with the solver's bound if that is faster.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        found: From `place_exact`.
+        other: A plan that fits.
+    """
+    makespan = run_lists(arrays, machine, other).makespan
+    if makespan >= run_lists(arrays, machine, found.plan).makespan:
+        return found
+    by_others = "exact: the solver's best plan is slower; this is the best of the other algorithms"
+    notes = (by_others, proof(makespan, found.lower_bound_s))
+    return Decision(other, notes=notes, lower_bound_s=min(found.lower_bound_s, makespan))
 
 
 def ordered(
