@@ -17,8 +17,8 @@ from pardnn.graph.ir import LOSS_KIND, Op
 _TORCH_NAMES = ("dtype", "layout", "memory_format", "device")
 _FLOATS = ("inf", "-inf", "nan")
 _EFFECTS = (
-    "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "schedule",
-    "order",
+    "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "no_nan",
+    "schedule", "order",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What a step only tells: prints, logs, and checks that raise, after each step on every rank."""
 
+import inspect
 import logging
 import math
 import sys
@@ -16,7 +17,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
-from tests.backends.torch.ranks import run_ranks
+from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small, telling
 
 
@@ -134,19 +135,60 @@ def test_an_exit_is_a_check() -> None:
     assert outcome.status == 3
 
 
-def test_anomaly_detection_is_refused_by_name() -> None:
-    model, x, y = small()
+def rooted() -> Entry:
+    model, x, _ = small()
 
-    def step(model, optimizer, x, y):
+    def step(model, optimizer, x, scale):
+        optimizer.zero_grad()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with torch.autograd.detect_anomaly():
-                F.mse_loss(model(x), y).backward()
+                loss = (model(x).square() * scale).sqrt().sum()
+                loss.backward()
         optimizer.step()
+        return loss.detach()
 
-    with pytest.raises(UnsupportedError, match="detect_anomaly") as caught:
-        capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
-    assert caught.value.code == "E802"
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, torch.ones(3))
+
+
+def test_anomaly_detection_names_the_op_whose_gradient_is_nan() -> None:
+    def run(rank: int, path: str) -> str:
+        connect(rank, 2, path, 20).close()
+        step, args = rooted()
+        fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 2), device="cpu")
+        losses = [float(fast(*args[2:])) for _ in range(2)]
+        with pytest.raises(RuntimeError) as caught:
+            fast(args[2], torch.zeros(3))
+        return f"{losses} {caught.value}"
+
+    step, args = rooted()
+    expected = [float(step(*args)) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="MulBackward0"):
+        step(*args[:3], torch.zeros(3))
+    line = inspect.getsourcelines(rooted)[1] + 8
+    for outcome in run_ranks(2, run):
+        assert outcome.value == (
+            f"{expected} the backward pass makes the first NaN of the step in the gradient of "
+            f"tests/backends/torch/capture/test_effects.py:{line}, op aten.mul.Tensor"
+        )
+
+
+def test_anomaly_detection_looks_at_no_gradient_below_a_condition_that_does_not_hold() -> None:
+    def run(model, optimizer, x, least):
+        loss = model(x).square().sum()
+        with torch.autograd.detect_anomaly():
+            if loss < least:
+                (loss + (loss - 1e9).sqrt()).backward()
+                optimizer.step()
+        return loss
+
+    def make() -> Entry:
+        model, x, _ = small()
+        return run, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, torch.tensor(0.0))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_as_eager(make)
 
 
 def test_checks_in_torchs_own_code() -> None:

@@ -31,6 +31,11 @@ def _is_internal(module: str, filename: str) -> bool:
     return filename.startswith(_STDLIB) and "-packages/" not in filename
 
 
+def is_internal_frame(frame: FrameType) -> bool:
+    """Whether a frame is of torch, of this package or of what they call, and not the user's."""
+    return _is_internal(frame.f_globals.get("__name__") or "", frame.f_code.co_filename)
+
+
 def shown_path(filename: str, module: str) -> str:
     """Return a path that is valid on other machines, without a home directory.
 
@@ -88,7 +93,7 @@ class Locator:
         code = frame.f_code
         if code not in self._path_of_code:
             module = frame.f_globals.get("__name__") or ""
-            internal = _is_internal(module, code.co_filename)
+            internal = is_internal_frame(frame)
             self._path_of_code[code] = None if internal else shown_path(code.co_filename, module)
         return self._path_of_code[code]
 

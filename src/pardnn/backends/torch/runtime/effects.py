@@ -34,7 +34,7 @@ def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
             print(*map(text_of, args), sep=sep, end=end, file=getattr(sys, _stream(file)))
         elif kind == "log":
             _log(*content)
-        elif kind == "check":
+        elif kind in ("check", "no_nan"):
             value, expected, error, message, line = content
             said = message if isinstance(message, str) else text_of(message)
             _check(value, expected, error, said, line)

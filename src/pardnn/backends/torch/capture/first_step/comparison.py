@@ -97,7 +97,7 @@ def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, 
     """Yield what a step returns, tells and leaves besides tensors of sources, by a name for it."""
     yield "result", _with_numbers(structured(trace.result, None, numbered.of, trace.held))
     yield "generator", numbered.generator
-    told = [each for each in trace.effects.noted if "call" not in each]
+    told = [each for each in trace.effects.noted if not {"call", "no_nan"} & each.keys()]
     yield "told", told_numbers(told, numbered.of_value)
 
 

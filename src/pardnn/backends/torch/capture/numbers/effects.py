@@ -186,7 +186,7 @@ class Effects:
         message = way.with_values(way.message, values)
         if all(isinstance(part, str) for part in message):
             message = "".join(message)
-        self._note("check", [{"kept": value}, check.outcome, check.kind, message, check.line])
+        self._note(check.effect, [{"kept": value}, check.outcome, check.kind, message, check.line])
         return True
 
     def _again(self, way: FailingWay) -> dict[Value, Value]:
@@ -274,7 +274,7 @@ def check_same_effects(one: Effects, other: Effects) -> None:
         [
             (_plain(each, effects.hints), effects.lines.get(id(each)))
             for each in effects.noted
-            if not {"set", "rebind", "assign", "trainable", "order"} & each.keys()
+            if not _COMPARED_ELSEWHERE & each.keys()
         ]
         for effects in (one, other)
     ]
@@ -302,6 +302,8 @@ def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
     return _plain(told, Numbers())
 
 
+#: By the calls that make their values.
+_COMPARED_ELSEWHERE = {"set", "rebind", "assign", "trainable", "order", "no_nan"}
 #: What a step does that notes an effect.
 _TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
          "tell": "it writes", "schedule": "it schedules"}  # fmt: skip

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from pardnn.backends.torch.capture.numbers.failing_way import FailingWay
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.trace_ir import ITEM
 from pardnn.backends.torch.ops.host_scalars import HostNode
 from pardnn.errors import UserCodeError
 
 #: Each check takes up to two traces as far as to it.
 _MAX_CHECKS = 32
+#: What torch calls on a gradient to learn whether it has a NaN.
+_NAN_SEARCH = ("aten.isnan.default", "aten._is_any_true.default", ITEM)
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Check:
         kind: Name of the exception's class.
         line: "file.py:line" of the user's code; None if unknown.
         way: What the other way tells, and the exception's text.
+        effect: How it is noted.
     """
 
     outcome: bool
     kind: str
     line: str | None
     way: FailingWay
+    effect: str = "check"
 
 
 class NoCheck(BaseException):
@@ -84,6 +89,23 @@ class Questions:
             self.checks = self.checks[: self._asked - 1]
             return self._tried(node, line)
         return check.outcome
+
+    def no_nan(self, node: HostNode, line: str | None) -> bool:
+        """Note a check of `torch.autograd.detect_anomaly`; return that there is no NaN.
+
+        Args:
+            node: Whether a gradient has a NaN.
+            line: Of the backward pass.
+        """
+        made = node.operand.call
+        while made.kind in _NAN_SEARCH:
+            made = made.inputs[0].call
+        forward = made.backward_of
+        of = f"{made.source}, op {forward.kind}" if forward else f"op {made.kind}"
+        text = f"the backward pass makes the first NaN of the step in the gradient of {of}"
+        way = FailingWay(0, (), {}, (), [text])
+        self.on_check(node, Check(False, "RuntimeError", line, way, "no_nan"))
+        return False
 
     def _tried(self, node: HostNode, line: str | None) -> bool:
         """Begin the trial and return its outcome."""

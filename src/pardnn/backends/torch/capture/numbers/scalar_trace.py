@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 
 from pardnn.backends.torch.capture.numbers.questions import Questions
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.source_location import Locator, is_internal_frame
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.ops.codec import instances
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol, tested_input
 
+#: Evaluates a graph of autograd; under `detect_anomaly` it looks for NaN in each gradient.
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _SMALLEST_FLOAT = 5e-324
 _FIRST_SENTINEL = 0x5EED0000
 
@@ -91,15 +94,11 @@ class ScalarTrace:
         """
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
+        if node.hint is None and is_anomaly_check():
+            return self.questions.no_nan(node, self._locator.line())
         chosen = self.choices(node) if node.hint is None and is_truth and self.choices else None
         if chosen is not None:
             return chosen
-        if (
-            node.hint is None
-            and torch.is_anomaly_check_nan_enabled()
-            and torch.is_anomaly_enabled()
-        ):
-            raise unsupported.anomaly_detection(self._locator.line())
         if node.hint is None and is_truth:
             return self.questions.outcome(node, self._locator.line())
         if node.hint is None:
@@ -117,3 +116,18 @@ class ScalarTrace:
         else:
             self.conditions.setdefault(node.value, (node.hint, self._locator.line()))
         return node.hint
+
+
+def is_anomaly_check() -> bool:
+    """Whether it is `torch.autograd.detect_anomaly` that asks for a number, and no code in Python.
+
+    Hooks and functions of users run below the engine, too; they have frames of their own.
+    """
+    if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+        return False
+    frame = sys._getframe(1)
+    while frame is not None and is_internal_frame(frame):
+        if frame.f_code is _ENGINE:
+            return True
+        frame = frame.f_back
+    return False

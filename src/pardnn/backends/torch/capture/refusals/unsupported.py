@@ -160,18 +160,6 @@ def unknown_workspace(op: str, where: str | None) -> UnsupportedError:
     )
 
 
-def anomaly_detection(where: str | None) -> UnsupportedError:
-    """Return E802: every gradient is looked at for NaN."""
-    return error_at(
-        where,
-        f"the step runs under torch.autograd.detect_anomaly{at(where)}, which stops at the first\n"
-        "gradient with a NaN: a branch on each gradient.\n"
-        "Run the step itself under it to find the place, and leave it out here; a check of the\n"
-        "loss is captured: assert torch.isfinite(loss).",
-        "E802",
-    )
-
-
 def scripted(name: str) -> UnsupportedError:
     """Return E801: a module that TorchScript has compiled."""
     return UnsupportedError(
