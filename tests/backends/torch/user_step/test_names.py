@@ -1,5 +1,8 @@
-"""Names of sources: an attribute may be called what an argument is."""
+"""Names of sources and places: what they may be called, and what else has the same name."""
 
+import types
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
-from tests.backends.torch.stepping import Entry, assert_as_eager
+from tests.backends.torch.stepping import Entry, assert_as_eager, assert_leaves_as_eager, small
 
 
 class Trainer:
@@ -47,3 +50,45 @@ def test_the_argument_has_the_name_and_the_attribute_another() -> None:
     graph = capture(trainer.step, trainer.x, trainer.y)
     kinds = {op.name: op.kind for op in graph.ops if op.name.startswith("x")}
     assert kinds == {"x": "input", "x (2)": "buffer"}
+
+
+def _leaves_as_eager(held: Callable[[], Any], change: Callable[..., Any]) -> None:
+    """Compare a step that calls `change(held, loss, model)` with eager ones."""
+
+    def make() -> Any:
+        (model, x, y), args = small(), held()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            change(args, loss, model)
+            optimizer.step()
+            return loss
+
+        return step, (x, y), (model, args)
+
+    assert_leaves_as_eager(make)
+
+
+def test_settings_that_a_variable_named_args_holds() -> None:
+    """As `args = parser.parse_args()` in most scripts: `parallelize` ended with a TypeError."""
+
+    def change(args: Any, loss: torch.Tensor, _model: nn.Module) -> None:
+        args.step += 1
+        args.log.append(loss.item())
+        args.last = loss.detach()
+
+    _leaves_as_eager(lambda: types.SimpleNamespace(step=0, log=[], last=None), change)
+
+
+def test_new_numbers_under_keys_with_dots() -> None:
+    """By names of parameters: they were looked for in a dictionary called "counts.0"."""
+
+    def change(counts: Any, _loss: torch.Tensor, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            counts[name] += 1
+            counts["norm." + name] += parameter.grad.norm().item()
+
+    _leaves_as_eager(Counter, change)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, dotted
+from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph, dotted
 from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
 
 #: What an arithmetic state may be; bool is an int.
@@ -70,7 +70,7 @@ def _places(path: str, holder: Any, content: Any) -> Iterator[tuple[str, Slot, A
     """Yield name, place and value of what one entry of `ObjectGraph.contents` holds."""
     if isinstance(holder, types.CellType | GlobalName):
         yield path, slot_of(holder, None), content
-    elif path != "args":
+    elif path != ARGUMENTS:
         items = content.items() if isinstance(content, dict) else enumerate(content)
         for key, value in items:
             if not isinstance(key, torch.Tensor):
@@ -79,7 +79,7 @@ def _places(path: str, holder: Any, content: Any) -> Iterator[tuple[str, Slot, A
 
 def named_places(objects: ObjectGraph) -> Iterator[tuple[str, Slot, Any]]:
     """Yield name, place and value of all that the arguments and objects of a step hold."""
-    args = next((holder for name, holder, _ in objects.contents if name == "args"), [])
+    args = next((holder for name, holder, _ in objects.contents if name == ARGUMENTS), [])
     for name, index in objects.arguments:
         yield name, Slot(args, index), args[index]
     for path, holder, content in objects.contents:
@@ -95,7 +95,7 @@ def objects_by_name(objects: ObjectGraph) -> dict[str, Any]:
     """Return the objects and containers that a step holds; of two with one name, the first."""
     found: dict[str, Any] = {}
     for name, holder, _ in objects.contents:
-        if name not in ("", "args") and not isinstance(holder, types.CellType | GlobalName):
+        if name not in ("", ARGUMENTS) and not isinstance(holder, types.CellType | GlobalName):
             found.setdefault(name, holder)
     return found
 
@@ -130,7 +130,7 @@ def slots_of(contents: Iterable[tuple[str, Any, Any]], value: Any) -> list[Slot]
     found: list[Slot] = []
     for path, holder, content in contents:
         within = _places(path, holder, content)
-        if path == "args":
+        if path == ARGUMENTS:
             within = (("", Slot(holder, i), item) for i, item in enumerate(content))
         for _, slot, item in within:
             found += _within_tuples(slot, item, value)
@@ -167,10 +167,19 @@ def missing_slots(
     }
     found: dict[str, Slot] = {}
     for name in names:
-        parent, _, key = name.rpartition(".")
-        if parent in states:
-            state, parameter = states[parent]
-            found[name] = Slot(state[parameter], key)
-        elif parent in holders:
-            found[name] = Slot(holders[parent], key)
+        for parent, key in _splits(name):
+            if parent in states:
+                state, parameter = states[parent]
+                found[name] = Slot(state[parameter], key)
+                break
+            if parent in holders:
+                found[name] = Slot(holders[parent], key)
+                break
     return found
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Yield what a name may be the path to and the key of: keys, as of parameters, have dots."""
+    parts = name.split(".")
+    for i in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:i]), ".".join(parts[i:])

@@ -48,6 +48,8 @@ PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
 _UNSEEN = (set, bytearray, random.Random, np.random.Generator, np.random.RandomState, Iterator)
 _MAX_OBJECTS = 2_000_000
+#: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
+ARGUMENTS = "()"
 
 
 class Entry(NamedTuple):
@@ -118,7 +120,7 @@ def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
         args: A list that the caller owns, so that its items can be set.
     """
     objects = ObjectGraph()
-    objects.contents.append(("args", args, list(args)))
+    objects.contents.append((ARGUMENTS, args, list(args)))
     for i, name in enumerate(argument_names(step, len(args))):
         objects.arguments.append((name, i))
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
@@ -150,7 +152,7 @@ def _visit_hooks(objects: ObjectGraph) -> None:
 def walk_value(value: Any, name: str = "") -> ObjectGraph:
     """Return the object graph of one value, as of the argument `name` of a step."""
     objects, holder = ObjectGraph(), [value]
-    objects.contents.append(("args", holder, [value]))
+    objects.contents.append((ARGUMENTS, holder, [value]))
     objects.arguments.append((name, 0))
     _visit(objects, Entry(name, value, Slot(holder, 0), argument=0, numeric=True))
     return objects

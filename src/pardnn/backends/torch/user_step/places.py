@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph
 from pardnn.backends.torch.user_step.slots import GlobalName, Slot, slot_of
 
 #: An argument's name, or [path, key].
@@ -36,13 +36,14 @@ class PlaceIndex:
     """
 
     def __init__(self, objects: ObjectGraph) -> None:
-        self._args: list[Any] = next((h for n, h, _ in objects.contents if n == "args"), [])
+        self._args: list[Any] = next((h for n, h, _ in objects.contents if n == ARGUMENTS), [])
         self._arguments = dict(objects.arguments)
         self._holders: dict[tuple[str, bool], Any] = {}
         self._paths: dict[Any, str] = {}
         for path, holder, _ in objects.contents:
             is_variable = isinstance(holder, types.CellType | GlobalName)
-            if path != "args" and self._holders.setdefault((path, is_variable), holder) is holder:
+            is_first = self._holders.setdefault((path, is_variable), holder) is holder
+            if path != ARGUMENTS and is_first:
                 self._paths[_key_of(holder)] = path
 
     def slot(self, reference: Reference) -> Slot | None:

@@ -10,7 +10,7 @@ repeating step makes what the first step left, calls included.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ class Selection:
         held: Names of numbers of objects that are.
         start: Values to trace with, by name, instead of those that the first trace left.
         created: Names among them of numbers that the first step creates.
-        defaults: What a `defaultdict` gives for numbers that the first step creates, by name.
+        defaults: What a `defaultdict` or `Counter` gives for those that the first step creates.
         is_first: Whether the first step is traced, which creates states.
     """
 
@@ -103,7 +103,7 @@ class Numbers:
     Attributes:
         before: Before the first step.
         after: After it.
-        defaults: Those that a `defaultdict` gave.
+        defaults: Those that a `defaultdict` or `Counter` gave.
     """
 
     before: Mapping[str, Any]
@@ -209,7 +209,7 @@ def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:
 
 
 def put_defaults(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Give numbers that the first step created in a `defaultdict` their first values.
+    """Give numbers that the first step created in a dict of defaults their first values.
 
     Args:
         contents: `ObjectGraph.contents` of the walk before the step.
@@ -221,7 +221,7 @@ def put_defaults(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
     for name, change in changes(list(contents)).items():
         holder = None if change.slot is None else change.slot.holder
         is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
-        default = holder.default_factory if isinstance(holder, defaultdict) else None
+        default = int if isinstance(holder, Counter) else getattr(holder, "default_factory", None)
         if change.slot is not None and change.then is None and is_number and default in NUMBERS:
             found[name] = default()
             change.slot.set(found[name])
