@@ -185,7 +185,7 @@ def _effects(op: Op, value: Any) -> str | None:
     return None
 
 
-def _schedules(op: Op, value: Any) -> str | None:
+def _list_of_names(op: Op, value: Any) -> str | None:
     is_list = isinstance(value, list | tuple)
     is_names = is_list and all(isinstance(name, str) for name in cast("Sequence[Any]", value))
     return None if is_names else "is not a list of names"
@@ -207,6 +207,6 @@ _SOURCE: Mapping[str, Callable[[Op, Any], str | None]] = {
 }  # fmt: skip
 _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "settings": _of_type(dict, "object"), "host": _of_type(dict, "object"), "effects": _effects,
-    "schedules": _schedules, "result": lambda op, value: None,
-    "opening": _of_type(bool, "truth value"),
+    "schedules": _list_of_names, "result": lambda op, value: None,
+    "opening": _of_type(bool, "truth value"), "unread": _list_of_names,
 }  # fmt: skip

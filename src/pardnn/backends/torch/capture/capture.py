@@ -47,24 +47,21 @@ from pardnn.backends.torch.capture.first_step.opening import (
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
+from pardnn.backends.torch.capture.numbers.first_numbers import Numbers, put_back
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
-from pardnn.backends.torch.capture.numbers.schedules import schedule_numbers, stepped
+from pardnn.backends.torch.capture.numbers.schedules import stepped
 from pardnn.backends.torch.capture.numbers.selection import (
     NO_SYMBOLS,
     OPENING,
-    Numbers,
     Selection,
     check_constants,
+    first_selection,
     granted,
-    put_back_data,
-    put_defaults,
+    narrowed,
     reconsidered,
     tell_numbers,
-    without_ints,
 )
-from pardnn.backends.torch.capture.placeholders import (
-    fake_mode_of,
-)
+from pardnn.backends.torch.capture.placeholders import fake_mode_of
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, raises_again
 from pardnn.backends.torch.capture.restore import is_filled, restore
@@ -137,6 +134,7 @@ def capture_step(
     must_train: bool = True,
     has_loss: bool = True,
     filled: Collection[str] = (),
+    live: Collection[str] = (),
 ) -> Captured:
     """Capture a step, also one whose tensors ranks hold in shards.
 
@@ -148,6 +146,7 @@ def capture_step(
         must_train: Whether it must change a parameter; another path of the same step need not.
         has_loss: Whether it must return a loss; an evaluation need not.
         filled: Names of containers that other paths of the same step only fill.
+        live: Names of numbers of objects that change between calls; inputs, where it reads them.
 
     Raises:
         PardnnError: As `capture` does.
@@ -157,11 +156,10 @@ def capture_step(
     scripted = [e.name for e in original.stateful if isinstance(e.value, torch.jit.ScriptModule)]
     if scripted:
         raise unsupported.scripted(scripted[0])
-    batch = batch_indices(args)
+    batch, recorders = batch_indices(args), Recorders(original, filled)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    recorders = Recorders(original, filled)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)
-    session = _Session(traces, original, must_train, has_loss)
+    session = _Session(traces, original, must_train, has_loss, frozenset(live))
     with (
         generators_restored(), collector_paused(), access_allowed(),
         class_attributes_restored(original),
@@ -185,6 +183,7 @@ class _Session:
         original: What the objects of the step held before the first trace.
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
+        live: Names of numbers of objects that change between calls.
         first: Trace of the first step.
     """
 
@@ -192,6 +191,7 @@ class _Session:
     original: ObjectGraph
     must_train: bool
     has_loss: bool
+    live: frozenset[str]
     first: StepTrace | None = None
 
     def captured(self, name: str) -> Captured:
@@ -223,7 +223,7 @@ class _Session:
         """Trace the step three times and return the second trace as a graph."""
         sharing = shared_sources(sources_of(self.original, self.traces.batch), self.traces.whole_of)
         first, settled, numbers, (initial, irregular, constants), assignments = self._first_step()
-        chosen = Selection(held=schedule_numbers(settled), defaults=numbers.defaults)
+        chosen = first_selection(settled, numbers, self.live)
         for _ in range(_MAX_TRACES):
             other: Selection | None
             try:
@@ -270,7 +270,8 @@ class _Session:
         graph = self._assembled(name, trace, first, chosen, irregular, sharing)
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
-        return Captured(graph, tuple(left), tuple(source.name for source, *_ in trace.made_anew))
+        made = tuple(source.name for source, *_ in trace.made_anew)
+        return Captured(graph, tuple(left), made, chosen.live)
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.
@@ -283,7 +284,7 @@ class _Session:
         caches = new_caches(self.traces.mode, self.traces.caches)
         if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
             raise error
-        other = chosen if caches else without_ints(chosen, self.traces.sources())
+        other = chosen if caches else narrowed(chosen, self.traces.sources())
         if other is None:
             raise error
         return other
@@ -334,8 +335,7 @@ class _Session:
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
         first.filled = self.traces.recorders.take_filled()
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
-        put_back_data(self.original.contents)
-        defaults = put_defaults(self.original.contents)
+        defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}
         assignments = Assignments(first, kept, lambda: self.traces.objects())
         settled = self.traces.objects()

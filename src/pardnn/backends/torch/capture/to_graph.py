@@ -31,11 +31,13 @@ class Captured(NamedTuple):
         graph: Of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
         made_anew: Names of those that the first step would keep, and the graph makes each time.
+        live: Names of numbers of objects that change between calls, and the graph reads.
     """
 
     graph: Graph
     uncarried: tuple[str, ...]
     made_anew: tuple[str, ...] = ()
+    live: frozenset[str] = frozenset()
 
 
 def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:

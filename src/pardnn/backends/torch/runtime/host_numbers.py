@@ -78,7 +78,10 @@ class HostNumbers:
         self._filled: dict[str, Slot] = {}
         self._empty: dict[str, Slot] = {}
         self._add_filled(step, args, filled_names(graph))
-        self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
+        unread = graph.step_notes.get("unread", [])
+        names = {*self.program.inputs, *written, *_numbers_of(graph), *unread}
+        read = self._add_held(step, args, names)
+        self._unread = [(n, read[n], type(read[n].get())) for n in unread if n in read]
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
         effects = graph.step_notes.get("effects", [])
@@ -87,7 +90,7 @@ class HostNumbers:
         own = _held_slots(step, args, [*held, *ordered])
         self._held, self._ordered = ({x: own[x] for x in names} for names in (held, ordered))
         self._absent, self.left = self._assigned.absent(), self._assigned.left_values()
-        places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
+        places = [*slots, *read.values(), *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
@@ -108,7 +111,9 @@ class HostNumbers:
     def is_empty(self) -> bool:
         """Whether `read` compares nothing, whatever the objects hold."""
         program = self.program
-        places = (self._containers, self._filled, self._empty, self._absent, self._sinks)
+        places = (
+            self._containers, self._filled, self._empty, self._absent, self._sinks, self._unread,
+        )  # fmt: skip
         return not any((*places, program.rows, program.conditions, program.writes))
 
     def dictionary(self, name: str) -> dict[Any, Any] | None:
@@ -116,11 +121,13 @@ class HostNumbers:
         slots = self._sources[name].slots
         return slots[0].holder if slots and isinstance(slots[0].holder, dict) else None
 
-    def _add_held(self, step: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
+    def _add_held(
+        self, step: Callable[..., Any], args: Sequence[Any], names: set[str]
+    ) -> dict[str, Slot]:
         """Add the sources of numbers that objects hold, or that the first step creates."""
         wanted = sorted(names - self._sources.keys())
         if not wanted:
-            return
+            return {}
         objects = walk_objects(step, list(args))
         live = {name: source.get() for name, source in self._sources.items()}
         tensors = {n: value for n, value in live.items() if isinstance(value, torch.Tensor)}
@@ -134,7 +141,9 @@ class HostNumbers:
                 slots[name] = self._empty[name] = slot
         _check_known([name for name in wanted if name not in slots], "number")
         self._sources.update((name, Source(name, "input", (slots[name],))) for name in wanted)
-        self._watch_holders({name: slots[name] for name in wanted}, objects)
+        found = {name: slots[name] for name in wanted}
+        self._watch_holders(found, objects)
+        return found
 
     def _add_filled(
         self, step: Callable[..., Any], args: Sequence[Any], names: Sequence[str]
@@ -192,6 +201,9 @@ class HostNumbers:
         for name, slot in self._empty.items():
             if slot.get() is not None:
                 return [Change(name, None, slot.get())]
+        for name, slot, kind in self._unread:
+            if type(slot.get()) is not kind:
+                return [Change(f"the type of {name}", kind, type(slot.get()))]
         for name, slot in self._absent:
             if holds(slot):
                 return [Change(name, None, slot.get())]

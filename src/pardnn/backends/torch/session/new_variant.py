@@ -29,8 +29,15 @@ from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS, numbers_by_name, place
 from pardnn.backends.torch.user_step.item_guards import VALUES, Change
-from pardnn.backends.torch.user_step.sources import sources
+from pardnn.backends.torch.user_step.object_graph import walk_objects
+from pardnn.backends.torch.user_step.sources import (
+    batch_indices,
+    sources,
+    sources_of,
+    tensor_names,
+)
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, error_from
 from pardnn.graph.file import fingerprint, graph_from_json, graph_to_json
 from pardnn.graph.ir import Graph
@@ -95,6 +102,8 @@ class Maker:
         self._plan, self._decide, self._is_random = plan, decide, is_random
         self._trains, self._is_first, self._prove = trains, True, prove
         self._filled: set[str] = set()  # containers that some path of the step only fills
+        self._live: set[str] = set()  # numbers that the graphs read at every call
+        self._fixed: set[str] = set()  # those that no graph could
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
@@ -115,7 +124,7 @@ class Maker:
         with self._waiting(changes):
             if not self._is_first:
                 self._compare(key, changes)
-            shared = self._shared(number, args)
+            shared = self._shared(number, args, changes)
             binding = together(
                 world, f"bound{key}", lambda: Binding(self._step, args, shared.graph, world.device)
             )
@@ -190,14 +199,14 @@ class Maker:
 
     # Rank 0 captures and plans.
 
-    def _shared(self, number: int, args: Sequence[Any]) -> Shared:
+    def _shared(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         world = self._world
         if world.store is None:
-            return self._captured(number, args)
+            return self._captured(number, args, changes)
         shared, header = None, None
         if world.rank == 0:
             try:
-                shared = self._captured(number, args)
+                shared = self._captured(number, args, changes)
                 header = {"uncarried": list(shared.uncarried), "made": list(shared.made)}
             except PardnnError as error:
                 if not number:
@@ -232,15 +241,18 @@ class Maker:
             Made(*header["made"]),
         )
 
-    def _captured(self, number: int, args: Sequence[Any]) -> Shared:
+    def _captured(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         begin = time.perf_counter()
         whole_of = self._state.whole_of
         must_train = self._trains and self._is_first
+        wanted = (self._live | _changed_numbers(self._step, args, changes)) - self._fixed
         captured = capture_step(
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
-            filled=self._filled,
+            filled=self._filled, live=wanted,
         )  # fmt: skip
         self._filled.update(filled_names(captured.graph))
+        self._fixed |= wanted - captured.live
+        self._live |= captured.live
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
             not_left(captured.made_anew)
@@ -262,6 +274,20 @@ class Maker:
             self._prove(graph, plan)
         made = Made(middle - begin, time.perf_counter() - middle)
         return Shared(graph, plan, captured.uncarried, made)
+
+
+def _changed_numbers(
+    step: Callable[..., Any], args: Sequence[Any], changes: Sequence[Change]
+) -> set[str]:
+    """Return the names of the numbers of objects among what has changed between calls."""
+    numbers = (each for each in changes if type(each.now) is type(each.then) in NUMBERS)
+    places = {each.place for each in numbers if each.place is not None}
+    if not places:
+        return set()
+    objects = walk_objects(step, list(args))
+    names = tensor_names(sources_of(objects, batch_indices(args)))
+    found = numbers_by_name(objects.contents, names)
+    return {name for name, (slot, _) in found.items() if place(slot) in places}
 
 
 def _text(value: Any) -> str:

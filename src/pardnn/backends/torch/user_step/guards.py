@@ -204,7 +204,7 @@ class Guards:
         for key in slots_of_class(type(value)):
             if key in self._used and (id(value), key) not in self._written:
                 get = functools.partial(getattr, value, key, None)
-                self._attributes.add(dotted(path, key), get)
+                self._attributes.add(dotted(path, key), get, place=(id(value), key))
                 yield dotted(path, key), get()
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
@@ -282,7 +282,7 @@ class Guards:
                 continue
             get = functools.partial(getattr, cell, "cell_contents")
             if (id(cell), None) not in self._written:
-                self._attributes.add(key, get)
+                self._attributes.add(key, get, place=(id(cell), None))
                 yield key, value
         if is_library_file(function.__code__.co_filename):
             return

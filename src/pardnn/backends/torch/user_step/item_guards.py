@@ -32,12 +32,15 @@ class Change:
         name: Dotted path from the step's parameters, such as "model.dropout.p".
         then: The value at capture.
         now: The value at this call.
+        place: Where it is held, `held_numbers.place`; None where that is no place of its own.
     """
 
-    __slots__ = ("name", "now", "then")
+    __slots__ = ("name", "now", "place", "then")
 
-    def __init__(self, name: str, then: Any, now: Any) -> None:
-        self.name, self.then, self.now = name, then, now
+    def __init__(
+        self, name: str, then: Any, now: Any, place: tuple[int, Any] | None = None
+    ) -> None:
+        self.name, self.then, self.now, self.place = name, then, now, place
 
 
 class ItemGuard:
@@ -80,7 +83,7 @@ class ItemGuard:
         """Return the items whose values changed."""
         items = items_by_key(self.holder)
         found = [
-            Change(_item_name(self.name, key), then, items.get(key))
+            Change(_item_name(self.name, key), then, items.get(key), (id(self.holder), key))
             for key, then in zip(self.keys, self.then, strict=True)
             if differ(items.get(key, ABSENT), then)
             and all(differ(items.get(key, ABSENT), each) for each in self.left.get(key, ()))
@@ -165,19 +168,27 @@ class AttributeGuards:
     """Guards on closure cells, slots and attributes, which no container holds."""
 
     def __init__(self) -> None:
-        self._names: list[tuple[str, bool]] = []
+        self._names: list[tuple[str, bool, tuple[int, Any] | None]] = []
         self._getters: list[Callable[[], Any]] = []
         self._then: list[Any] = []
 
-    def add(self, name: str, get: Callable[[], Any], *, is_same: bool = False) -> None:
+    def add(
+        self,
+        name: str,
+        get: Callable[[], Any],
+        *,
+        is_same: bool = False,
+        place: tuple[int, Any] | None = None,
+    ) -> None:
         """Guard what `get` returns.
 
         Args:
             name: Dotted path to it.
             get: Reads it.
             is_same: Whether an equal object in its place is a change, too.
+            place: Where it is held, `held_numbers.place`.
         """
-        self._names.append((name, is_same))
+        self._names.append((name, is_same, place))
         self._getters.append(get)
         self._then.append(get())
 
@@ -187,11 +198,12 @@ class AttributeGuards:
         if all(map(operator.is_, values, self._then)):
             return []
         found: list[Change] = []
-        for (name, is_same), then, now in zip(self._names, self._then, values, strict=True):
+        held = zip(self._names, self._then, values, strict=True)
+        for (name, is_same, place), then, now in held:
             if then is not now and is_same:
                 found.append(Change(name, _Held(then), _Held(now)))
             elif differ(now, then):
-                found.append(Change(name, then, now))
+                found.append(Change(name, then, now, place))
         return found
 
 

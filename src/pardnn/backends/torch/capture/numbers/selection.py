@@ -10,21 +10,22 @@ repeating step makes what the first step left, calls included.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
+from pardnn.backends.torch.capture.numbers.first_numbers import Numbers
 from pardnn.backends.torch.capture.numbers.rows import host_rows
+from pardnn.backends.torch.capture.numbers.schedules import schedule_numbers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, number_without_name
 from pardnn.backends.torch.capture.refusals.first_step import first_step_differs
-from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
+from pardnn.backends.torch.capture.restore import Changed, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.same_calls import is_part_of
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.held_numbers import NUMBERS, numbers_by_name
+from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 
@@ -38,6 +39,7 @@ class Selection:
         ints: Whether ints of arguments and groups are, and numbers of objects.
         frozen: Names of ints that are not.
         held: Names of numbers of objects that are.
+        live: Names among them of numbers that the step only reads, and that change between calls.
         start: Values to trace with, by name, instead of those that the first trace left.
         created: Names among them of numbers that the first step creates.
         defaults: What a `defaultdict` or `Counter` gives for those that the first step creates.
@@ -48,6 +50,7 @@ class Selection:
     ints: bool = True
     frozen: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
+    live: frozenset[str] = frozenset()
     start: Mapping[str, Any] = field(default_factory=dict)
     created: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +89,10 @@ class Selection:
         for name in self.start.keys() & places.keys():
             places[name][0].set(self.start[name])
 
+    def without_live(self, names: frozenset[str]) -> Selection:
+        """Return the selection in which numbers that the step only reads are what they are now."""
+        return replace(self, held=self.held - names, live=self.live - names)
+
     def plain(self) -> Selection:
         """Return the selection with plain numbers for all but the floats."""
         return replace(self, ints=False)
@@ -96,28 +103,27 @@ NO_SYMBOLS = Selection(floats=False, ints=False, is_first=True)
 OPENING = Selection(ints=False, is_first=True)
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers that objects hold, by name.
+def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]) -> Selection:
+    """Return the selection with which the repeating step is traced first.
 
-    Attributes:
-        before: Before the first step.
-        after: After it.
-        defaults: Those that a `defaultdict` or `Counter` gave.
+    Args:
+        objects: What the step reaches after its first trace.
+        numbers: Held before and after that.
+        live: Names of numbers of objects that change between calls.
     """
-
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    defaults: Mapping[str, Any]
+    read = numbers.unchanged(live)
+    return Selection(held=schedule_numbers(objects) | read, live=read, defaults=numbers.defaults)
 
 
-def without_ints(chosen: Selection, found: Iterable[Source]) -> Selection | None:
-    """Return the selection without ints of arguments and groups; None if it has none.
+def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
+    """Return the selection without `live` numbers, or ints of arguments; None if it has none.
 
     Args:
         chosen: With which the step cannot be traced.
         found: Sources of the step.
     """
+    if chosen.live:
+        return chosen.without_live(chosen.live)
     ints = {source.name for source in found if type(source.get()) is int} - chosen.frozen
     return replace(chosen, frozen=chosen.frozen | ints) if ints else None
 
@@ -147,6 +153,8 @@ def _other(
     chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
 ) -> Selection | None:
     """Return another selection, see `reconsidered`."""
+    if fixed := _needed(trace) & chosen.live:
+        return chosen.without_live(fixed)
     needed = _needed_ints(trace) - chosen.held
     if needed:
         return replace(chosen, frozen=chosen.frozen | needed)
@@ -195,39 +203,6 @@ def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dic
     }
 
 
-def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:
-    """Put numbers back that the first step has replaced by ones that only a run knows.
-
-    Args:
-        contents: `ObjectGraph.contents` of the walk before the step.
-    """
-    for change in changes(list(contents)).values():
-        node = node_of(change.now)
-        is_data = node is not None and node.hint is None and is_arithmetic(change)
-        if change.slot is not None and (is_data or is_filled(change)):
-            change.slot.set(change.then)
-
-
-def put_defaults(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Give numbers that the first step created in a dict of defaults their first values.
-
-    Args:
-        contents: `ObjectGraph.contents` of the walk before the step.
-
-    Returns:
-        These values by name.
-    """
-    found: dict[str, Any] = {}
-    for name, change in changes(list(contents)).items():
-        holder = None if change.slot is None else change.slot.holder
-        is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
-        default = int if isinstance(holder, Counter) else getattr(holder, "default_factory", None)
-        if change.slot is not None and change.then is None and is_number and default in NUMBERS:
-            found[name] = default()
-            change.slot.set(found[name])
-    return found
-
-
 def check_constants(one: StepTrace, other: StepTrace) -> None:
     """Reject a step that leaves another plain number in another trace: of a clock, say.
 
@@ -269,10 +244,15 @@ def _hint(change: Changed) -> Any:
     return None if node is None else node.hint
 
 
-def _needed_ints(trace: StepTrace) -> frozenset[str]:
-    """Return the names of ints of which Python needed the number itself, and which ops read."""
+def _needed(trace: StepTrace) -> frozenset[str]:
+    """Return the names of numbers of which Python needed the number itself."""
     guards = trace.tracer.scalars.guards
-    exact = {n for n, v in trace.values.items() if v.kind is int and guards.get(v) == "exact"}
+    return frozenset(n for n, v in trace.values.items() if guards.get(v) == "exact")
+
+
+def _needed_ints(trace: StepTrace) -> frozenset[str]:
+    """Return the names of ints among them that ops read."""
+    exact = {name for name in _needed(trace) if trace.values[name].kind is int}
     read = {value for call in trace.tracer.calls for value in call.inputs} if exact else set()
     return frozenset(name for name in exact if trace.values[name] in read)
 
@@ -396,4 +376,6 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     # A setting of an optimizer that no call reads may be one that a first step reads.
     ours = {n for n in live if trace.values[n] in read or ".param_groups." not in f".{n}"}
     settings = {name: value for name, value in trace.settings.items() if name not in ours}
-    return ({"settings": settings} if settings else {}) | ({"host": host} if host else {})
+    unread = sorted(n for n in chosen.live if trace.values[n] not in read)
+    notes = {"settings": settings, "host": host, "unread": unread}
+    return {name: note for name, note in notes.items() if note}

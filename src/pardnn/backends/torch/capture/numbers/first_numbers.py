@@ -1,0 +1,63 @@
+"""The numbers that objects hold around the first trace of a step, and what is put back after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pardnn.backends.torch.capture.restore import changes, is_arithmetic, is_filled
+from pardnn.backends.torch.ops.host_program import same_number
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers that objects hold, by name.
+
+    Attributes:
+        before: Before the first step.
+        after: After it.
+        defaults: Those that a `defaultdict` or `Counter` gave.
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def unchanged(self, names: frozenset[str]) -> frozenset[str]:
+        """Return those of some names whose numbers the first step leaves as they are."""
+        known = names & self.before.keys() & self.after.keys()
+        return frozenset(n for n in known if same_number(self.before[n], self.after[n]))
+
+
+def put_back(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Put numbers back that the first step has replaced by ones that only a run knows.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before the step.
+
+    Returns:
+        The first values, by name, of numbers that it created in a dict of defaults.
+    """
+    for change in changes(contents).values():
+        node = node_of(change.now)
+        is_data = node is not None and node.hint is None and is_arithmetic(change)
+        if change.slot is not None and (is_data or is_filled(change)):
+            change.slot.set(change.then)
+    return _put_defaults(contents)
+
+
+def _put_defaults(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Give numbers that the first step created in a dict of defaults their first values."""
+    found: dict[str, Any] = {}
+    for name, change in changes(contents).items():
+        holder = None if change.slot is None else change.slot.holder
+        is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
+        default = int if isinstance(holder, Counter) else getattr(holder, "default_factory", None)
+        if change.slot is not None and change.then is None and is_number and default in NUMBERS:
+            found[name] = default()
+            change.slot.set(found[name])
+    return found

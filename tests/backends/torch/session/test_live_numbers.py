@@ -1,0 +1,162 @@
+"""Numbers of objects that change between calls and that a step only reads are inputs of a graph."""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, small
+
+CALLS = 8
+SCALE = 1.0
+
+
+class _Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = weigh(F.mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model, held]
+
+
+def captures(weigh: Callable[[Any], Any], change: Callable[[int], Any], calls: int = CALLS) -> int:
+    return assert_leaves_as_eager(lambda: weighed(weigh), calls, between=lambda i, _args: change(i))
+
+
+def test_an_attribute_that_changes_at_every_call_is_captured_twice() -> None:
+    held = SimpleNamespace(scale=1.0)
+    assert captures(lambda x: x * held.scale, lambda i: setattr(held, "scale", 1 / (i + 1))) == 2
+
+
+def test_an_item_of_a_dictionary_and_of_a_list_as_well() -> None:
+    items, rates = {"scale": 1.0}, [1.0, 2.0]
+    assert captures(lambda x: x / items["scale"], lambda i: items.update(scale=0.5 + i)) == 2
+    assert captures(lambda x: x / rates[1], lambda i: rates.__setitem__(1, 0.5 + i)) == 2
+
+
+def test_a_slot_a_closure_and_a_global_as_well() -> None:
+    slotted, scale = _Slotted(), 1.0
+
+    def of_closure(i: int) -> None:
+        nonlocal scale
+        scale = 0.5 + i
+
+    def of_globals(i: int) -> None:
+        global SCALE
+        SCALE = 0.5 + i
+
+    assert captures(lambda x: x * slotted.scale, lambda i: setattr(slotted, "scale", 0.5 + i)) == 2
+    assert captures(lambda x: x * scale, of_closure) == 2
+    assert captures(lambda x: x * SCALE, of_globals) == 2
+
+
+def test_an_epoch_of_which_a_branch_asks_has_a_capture_for_each_way() -> None:
+    held = SimpleNamespace(epoch=0)
+
+    def weigh(loss: Any) -> Any:
+        if held.epoch < 3:
+            return loss * (held.epoch + 1) / 3
+        return loss * 0.5 * (1 + math.cos(held.epoch / 10))
+
+    assert captures(weigh, lambda i: setattr(held, "epoch", i)) == 3
+
+
+def test_a_number_that_python_needs_itself_is_captured_as_often_as_it_changes() -> None:
+    held = SimpleNamespace(depth=1, scale=1.0)
+
+    def weigh(loss: Any) -> Any:
+        for _ in range(held.depth):
+            loss = loss * 0.5 * held.scale
+        return loss
+
+    def change(i: int) -> None:
+        held.depth, held.scale = 1 + i // 4, 1 / (i + 1)
+
+    assert captures(weigh, change) == 3  # one that knows of `scale`, and one for each depth
+
+
+def test_a_number_that_no_op_takes_as_an_input_is_captured_as_often_as_it_changes() -> None:
+    held = SimpleNamespace(p=0.1)
+
+    def weigh(loss: Any) -> Any:
+        return F.dropout(loss, held.p)
+
+    assert captures(weigh, lambda i: setattr(held, "p", i / 10), 4) == 4
+
+
+def test_a_number_that_runs_by_its_name_but_is_not_read_may_change() -> None:
+    held, is_told = SimpleNamespace(count=0), [False]
+
+    def weigh(loss: Any) -> Any:
+        return loss * held.count if is_told[0] else loss
+
+    assert captures(weigh, lambda i: setattr(held, "count", i)) == 2
+
+    def with_another_type(i: int) -> None:
+        held.count = None if i == 5 else i
+
+    def asks(loss: Any) -> Any:
+        return loss * 2 if held.count is None else loss
+
+    assert captures(asks, with_another_type) == 3
+
+
+def test_a_number_that_a_later_path_writes_is_written() -> None:
+    def make() -> Any:
+        held = SimpleNamespace(scale=1.0, warm=True)
+        made = weighed(lambda loss: _scaled(held, loss), held)
+        return made
+
+    def between(i: int, args: tuple[Any, ...]) -> None:
+        held = args[0].held
+        held.scale, held.warm = (held.scale + 1, True) if i < 4 else (held.scale, False)
+
+    def with_held() -> Any:
+        step, args, held = make()
+        args[0].held = held[1]
+        return step, args, held
+
+    assert assert_leaves_as_eager(with_held, CALLS, between=between) <= 4
+
+
+def _scaled(held: Any, loss: Any) -> Any:
+    if not held.warm:
+        held.scale *= 0.9
+    return loss * held.scale
+
+
+def test_two_ranks_read_their_own() -> None:
+    def make() -> Any:
+        _, args, _ = weighed(lambda loss: loss)
+        model = args[0]
+        model.tau = 1.0
+
+        def scaled(model: Any, optimizer: Any, x: Any, y: Any, i: float) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) / model.tau
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return scaled, (*args, 0.0)
+
+    def anneal(args: tuple[Any, ...]) -> str:
+        args[0].tau *= 0.9  # after each call
+        return ""
+
+    assert_as_eager(make, state=anneal, is_followed=True, steps=4)
