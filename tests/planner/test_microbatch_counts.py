@@ -145,7 +145,7 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
     cut = "problem_in_pieces"
     monkeypatch.setattr(microbatched, cut, lambda _, count, __: (None, inner[count]))
     monkeypatch.setattr(microbatched, "in_stages", ordered)
-    monkeypatch.setattr(microbatched, "_completed", lambda _, __, ___, outcome: outcome)
+    monkeypatch.setattr(microbatched, "completed", lambda _, __, ___, outcome: outcome)
     seconds = 1.01 * lower_bound_seconds(graph.arrays, problem.machine)
     found = microbatched.decide_microbatched(
         problem,

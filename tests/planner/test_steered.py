@@ -223,7 +223,6 @@ def test_what_says_nothing_is_refused(constraint, code: str, message: str) -> No
         (pardnn.fix_layout("w1", 0), {"recompute": True}),
         (pardnn.fix_layout("w1", 0), {"policy": "fifo"}),
         (pardnn.fix_pieces(2), {"microbatches": 4}),
-        (pardnn.fix_pieces(2), {"algorithm": "tofu"}),
         (pardnn.prefer(pardnn.fix_pieces(2), 1.0), {"objective": "bytes"}),
     ],
 )
@@ -232,6 +231,13 @@ def test_options_that_ask_for_another_plan_are_refused(demand: Constraint, optio
         demand = dataclasses.replace(demand, what=(_weights()[0],))
     with pytest.raises(UsageError):
         _plan([demand], **options)
+
+
+def test_cuts_take_demanded_pieces() -> None:
+    plan = _plan([pardnn.fix_pieces(2)], algorithm="tofu")
+    assert plan.partition is not None
+    assert plan.pieces is not None
+    assert len(plan.pieces.points) == 3
 
 
 def test_options_and_files_say_the_same(tmp_path) -> None:

@@ -234,6 +234,11 @@ class _Checker:
             if first is None or part is None or part.number != first.end:
                 return None
             return self._summed(op, first._replace(end=part.end))
+        if what == "total" and op.kind == REDUCE:
+            is_copy = output.name == of and args[::2] == ["sum", None]
+            taken = [self._taken(each["tensor"], of) for each in args[1]]
+            is_all = taken == [_Meaning("part", of, 0, self.number)]
+            return _Meaning("whole", of) if is_copy and is_all else None
         if what == "reduce" and op.kind == REDUCE:
             is_sum = of.endswith(":sum") and output.name == of
             of = of.removesuffix(":sum") if is_sum else of
@@ -255,6 +260,7 @@ class _Checker:
         """Return what an op makes in place of its first input; None if that is not what it says."""
         (output,) = op.outputs
         is_all = (found.number, found.end) == (0, self.number)
+        is_all = is_all and f"{found.of}:total" not in self.there  # else it is copied by that
         if output.alias_of != op.inputs[0] or (output.name == found.of) != is_all:
             return None
         found = self.meaning[output.name] = _Meaning("whole", found.of) if is_all else found

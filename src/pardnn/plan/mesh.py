@@ -2,7 +2,8 @@
 
 A tensor's layout names, for each mesh axis in order, the tensor dim that is cut there, or None if
 the devices along that axis all hold the same. Each axis cuts the block that the axes before it
-left, so one dim may be cut several times and blocks stay contiguous.
+left, so one dim may be cut several times and blocks stay contiguous. Of a sum of pieces that is not
+added up over the devices yet, each device along an axis holds a term (`PARTIAL`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Box = tuple[tuple[int, int], ...]
 """First and last index per tensor dim, the last exclusive."""
 
 Layout = tuple[int | None, ...]
-"""Per mesh axis the tensor dim that is cut, None for whole."""
+"""Per mesh axis the tensor dim that is cut, None for whole, `PARTIAL` for a term of a sum."""
+
+PARTIAL = -2
+"""In a layout: each device along this mesh axis holds a term, and their sum is the tensor."""
 
 FREE = -1
 """In a layout that is demanded: whatever this mesh axis does."""
@@ -31,7 +35,7 @@ Parts = int | tuple[int, ...]
 #: Products of shares and sizes still fit 64 bits.
 MAX_SHARE = 1 << 20
 
-_WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
+_WORD = re.compile(r"Replicate\(\)|Partial\(\)|Shard\(([0-9]+)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
     for dim, parts in zip(layout, mesh.parts, strict=True):
         cut: list[Box] = []
         for box in boxes:
-            if dim is None:
+            if dim in (None, PARTIAL):
                 cut += [box] * num_parts(parts)
                 continue
             begin, end = box[dim]
@@ -152,7 +156,7 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
 
 def placements(layout: Layout) -> tuple[str, ...]:
     """Return a layout in DTensor's words, one per mesh axis."""
-    words = {None: "Replicate()", FREE: "any"}
+    words = {None: "Replicate()", PARTIAL: "Partial()", FREE: "any"}
     return tuple(words.get(dim, f"Shard({dim})") for dim in layout)
 
 
@@ -168,5 +172,6 @@ def layout_of(words: tuple[str, ...]) -> Layout | None:
         match = _WORD.fullmatch(word)
         if match is None:
             return None
-        found.append(None if match[1] is None else int(match[1]))
+        dim = PARTIAL if word == "Partial()" else None
+        found.append(dim if match[1] is None else int(match[1]))
     return tuple(found)

@@ -59,7 +59,8 @@ class Partition:
 
     Attributes:
         mesh: The devices as a grid; of a mixed plan those of one submesh.
-        sharding: Tensor of the graph to its layout in DTensor's words, one per mesh axis.
+        sharding: Tensor of the graph to its layout in DTensor's words, one per mesh axis;
+            "Partial()" of a sum of pieces of which each device along an axis holds a term.
         ops: Of all devices; the plan's placement, order and messages are of these.
         loops: Op of the graph to the loop that is cut at each mesh axis, None where there is none;
             an op that is absent runs whole everywhere. The ops of all devices follow from these,

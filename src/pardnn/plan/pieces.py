@@ -13,6 +13,7 @@ as a sharded plan is one of its partitioned graph (`plan.partitioned_graph`).
 | `h@i` | `aten.addmm_.default` | what a product `h` adds to the sum of the pieces before it |
 | `t:add@i` | `aten.add_.Tensor` | the same for other partial results, in the storage of the first |
 | `t:gather@i` | `aten.add_.Tensor` | the sum of accumulators up to the one that ends with piece i |
+| `t:total` | `pardnn.reduce` | a copy of the sum of all pieces, whose storage is another's |
 | `t:reduce` | `pardnn.reduce` | the whole of partial results that are no sum, or are returned |
 | `t:divide` | `aten.div.Tensor` | a mean of sums |
 | `t:rows`, `t:count` | `aten.ne.Scalar`, `aten.sum.default` | what a mean divides by |

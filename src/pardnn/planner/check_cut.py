@@ -165,13 +165,13 @@ def _other_places(plan: Plan, derived: Plan) -> Iterator[str]:
 
 
 def _pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
-    """Compare with the batch cut with an accumulator for each piece, and with one for all."""
+    """Compare with the batch cut with an accumulator for each piece, one for all, and totals."""
     count = len(pieces.points) - 1
     names = {op.name for op in pieces.ops}
     found: list[list[str]] = []
-    for accumulators in (None, 1):
+    for accumulators, totals in ((None, False), (1, False), (None, True)):
         try:
-            derived = cut_batch(graph, count, accumulators)
+            derived = cut_batch(graph, count, accumulators, totals=totals)
         except PardnnError as error:
             yield f"pieces: {error.message}\n{_AGAIN}"
             return

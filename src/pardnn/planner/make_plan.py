@@ -35,7 +35,8 @@ from pardnn.planner.algorithms import (
 from pardnn.planner.conflicts import steered, with_constraints
 from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
-from pardnn.planner.microbatches.decide import NO_BATCH, decide_microbatched
+from pardnn.planner.microbatches.cut_pieces import NO_BATCH, decide_cut_pieces
+from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.offloaded import decide_offloaded, lies_on_host
 from pardnn.planner.portfolio import Decide, Outcome, decide_best
 from pardnn.planner.problem import Problem
@@ -136,6 +137,8 @@ def _decided(problem: Problem) -> Outcome:
     if pieces in (None, 1):
         return _best_of(problem, names)
     try:
+        if all(name in SHARDED for name in names):
+            return decide_cut_pieces(problem, names, _best_of)
         best = decide_microbatched(problem, names, _best_of)
         return better_mixed(problem, best, best_once) if may_mix(problem) else best
     except UsageError as error:

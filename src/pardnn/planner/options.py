@@ -164,5 +164,10 @@ class PlanOptions:
             return
         if wanted != "auto" and wanted < 1:
             raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
-        what = "microbatches are placed, piece by piece"
-        self._check_placed(what, cuts=self.algorithm in SHARDED)
+        self._check_placed("microbatches are placed, piece by piece", cuts=False)
+        if demanded := cutting(self.constraints):
+            raise UsageError(
+                f"{shown(str(demanded[0]))} is of the whole batch, and does not hold for "
+                "microbatches yet.\nPlan without microbatches, or without it.",
+                code="E246",
+            )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.cut.check_sums_in_place import sum_problems
+from pardnn.plan.cut.check_terms import term_problems
 from pardnn.plan.cut.runs_of_memory import is_run
 from pardnn.plan.mesh import Box, Mesh, layout_of, mesh_problem, owned_boxes
 from pardnn.plan.partitioned_graph import (
@@ -75,6 +76,7 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     if any(_NO_SENSE in problem for problem in problems):
         return
     yield from _in_place_receives(plan, partition)
+    yield from term_problems(graph, partition)
     yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
     if partition.submeshes > 1:
         yield from (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,28 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
-from pardnn.plan.pieces import Pieces
-from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, whole_op_algorithms
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, SHARDED
 from pardnn.planner.constrained import obeyed
-from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.microbatches.best import Best, TooManyPiecesError
-from pardnn.planner.microbatches.in_pieces import problem_in_pieces
+from pardnn.planner.microbatches.cut_pieces import MOST_DOUBLINGS, NO_BATCH
+from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.recomputed import rewritten_costs
-from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import machine_of
 
-#: Code of the error that a step has no batch of so many pieces.
-NO_BATCH = "E226"
 #: The algorithm that places layers in stages.
 STAGES = "modulo"
-#: Numbers of pieces that are tried, each twice the one before; what is tried if one was best.
-MOST_DOUBLINGS, FEW_PIECES = 7, 4
+#: What is tried if the whole batch was best.
+FEW_PIECES = 4
 
 
 def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
@@ -39,16 +31,16 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
 
     Args:
         problem: What to plan; its options say how many pieces, two at least.
-        names: Algorithms to run.
+        names: Algorithms to run; not all of them cut every op.
         decide: Runs them on a problem, and returns the best outcome.
 
     Raises:
         InfeasibleError: E301, if none fits.
-        UsageError: E226, if the batch cannot be cut in so many; E225, if state lies cut.
+        UsageError: E226, if the batch cannot be cut in so many.
     """
     wanted = problem.options.microbatches
     assert wanted is not None
-    placing = whole_op_algorithms(names, "microbatches are placed", "microbatches")
+    placing = [name for name in names if name not in SHARDED]
     if wanted == "auto":
         return _best(problem, names, placing, decide)
     return _in_pieces(problem, wanted, placing, decide)
@@ -161,13 +153,13 @@ def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outco
     if recipes := _recipes(problem, count):
         quick = inner.with_options(algorithm=STAGES)
         tries.append(lambda: decide(quick, recipes))
-    return _completed(problem, inner, pieces, _fastest(problem, tries))
+    return completed(problem, inner, pieces, _fastest(problem, tries))
 
 
 def _as_drawn(problem: Problem, count: int, recipes: Sequence[str], decide: Decide) -> Outcome:
     """Cut the batch with one accumulator for each sum, and place pipelines by name."""
     pieces, inner = problem_in_pieces(problem, count, 1)
-    return _completed(problem, inner, pieces, decide(inner, recipes))
+    return completed(problem, inner, pieces, decide(inner, recipes))
 
 
 def in_stages(problem: Problem, inner: Problem) -> Outcome:
@@ -199,7 +191,7 @@ def _spread(
     pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
     _check_may_be_below(inner, below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
-    return _completed(problem, inner, pieces, outcome)
+    return completed(problem, inner, pieces, outcome)
 
 
 def _check_may_be_below(inner: Problem, seconds: float) -> None:
@@ -222,26 +214,3 @@ def _accumulators_before(problem: Problem) -> int | None:
     """Return the accumulators of each sum in the plan to start from: 1, or one for each piece."""
     pieces = problem.start and problem.start.pieces
     return 1 if pieces and not any(":gather@" in op.name for op in pieces.ops) else None
-
-
-def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
-    """Return an outcome with its cut graph, timed as measured where the whole ops were."""
-    cluster, cut, known = problem.cluster, inner.graph, inner.costs
-    is_measured = problem.costs.is_measured
-    plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
-    if is_measured:
-        known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
-    if outcome.sharded is not None:  # with state on the host, or second calls of ops
-        cut, whole = outcome.sharded.graph, cut
-        known = rewritten_costs(whole, known, plan, cluster, cut)
-    if is_measured:
-        timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
-        outcome = outcome._replace(makespan_s=timeline.makespan)
-    plan = dataclasses.replace(plan, pieces=pieces)
-    return outcome._replace(
-        sharded=ShardedPlan(
-            plan=plan, graph=cut, costs=known, arrays=outcome.plan, makespan_s=outcome.makespan_s,
-            transfer_bytes=outcome.transfer_bytes, planning_s=outcome.planning_s,
-        ),
-        notes=(f"batch in {len(pieces.points) - 1} pieces", *outcome.notes),
-    )  # fmt: skip

@@ -7,20 +7,32 @@ import dataclasses
 from pardnn.graph.build import build_graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.pieces import Pieces
+from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import partitioned_costs, scaled_costs
+from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
+from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.shard.microbatch.rewrite import cut_batch
-from pardnn.sim.machine import fastest_seconds
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import fastest_seconds, machine_of
 
 
 def problem_in_pieces(
-    problem: Problem, count: int, accumulators: int | None
+    problem: Problem, count: int, accumulators: int | None, *, totals: bool = False
 ) -> tuple[Pieces, Problem]:
-    """Cut the batch; what was measured of the whole ops is scaled."""
+    """Cut the batch; what was measured of the whole ops is scaled.
+
+    Args:
+        problem: The step with its batch whole.
+        count: Number of pieces.
+        accumulators: See `cut_batch`.
+        totals: See `cut_batch`.
+    """
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
-    pieces = cut_batch(graph, count, accumulators)
+    pieces = cut_batch(graph, count, accumulators, totals=totals)
     cut = build_graph(graph.name, pieces.ops)
     cut = dataclasses.replace(cut, is_captured=graph.is_captured)
     if costs.is_measured:
@@ -31,3 +43,38 @@ def problem_in_pieces(
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
     inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
     return pieces, constrained(inner)
+
+
+def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
+    """Return an outcome with its pieces; placements are timed as measured where whole ops were.
+
+    Args:
+        problem: The step with its batch whole.
+        inner: The same in pieces.
+        pieces: Which.
+        outcome: Of `inner`.
+    """
+    notes = (f"batch in {len(pieces.points) - 1} pieces", *outcome.notes)
+    sharded = outcome.sharded
+    if sharded is not None and sharded.plan.partition is not None:  # its local ops have their costs
+        plan = dataclasses.replace(sharded.plan, pieces=pieces)
+        return outcome._replace(sharded=sharded._replace(plan=plan), notes=notes)
+    cluster, cut, known = problem.cluster, inner.graph, inner.costs
+    is_measured = problem.costs.is_measured
+    plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
+    if is_measured:
+        known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
+    if outcome.sharded is not None:  # with state on the host, or second calls of ops
+        cut, whole = outcome.sharded.graph, cut
+        known = rewritten_costs(whole, known, plan, cluster, cut)
+    if is_measured:
+        timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
+        outcome = outcome._replace(makespan_s=timeline.makespan)
+    plan = dataclasses.replace(plan, pieces=pieces)
+    return outcome._replace(
+        sharded=ShardedPlan(
+            plan=plan, graph=cut, costs=known, arrays=outcome.plan, makespan_s=outcome.makespan_s,
+            transfer_bytes=outcome.transfer_bytes, planning_s=outcome.planning_s,
+        ),
+        notes=notes,
+    )  # fmt: skip

@@ -23,6 +23,8 @@ from pardnn.planner.sharded.complete import (
     plan_of_sharding,
 )
 from pardnn.planner.sharded.shares import SLACKS, shared_shardings
+from pardnn.shard.recipes.accumulation import ACCUMULATING, accumulating
+from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 
 #: Ops of the graph x devices up to which `auto` considers cuts.
@@ -195,9 +197,15 @@ def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
 def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
     """Yield what an algorithm finds, the most promising first; the simulator decides."""
     search, graph, cluster = SHARDED[algorithm], problem.graph, problem.cluster
-    fixed = problem.fixed
+    fixed, cut = problem.fixed, problem.cut
     if algorithm != "tofu":
-        yield search(graph, fixed or cluster)
+        target = fixed or cluster
+        if cut is None:
+            yield search(graph, target)
+        elif algorithm in ACCUMULATING:
+            yield accumulating(algorithm, cut.whole, graph, target)
+        else:  # a rule looks at the step, and its pieces follow
+            yield in_pieces(cut.whole, graph, search(cut.whole, target))
         return
     if fixed is None:
         yield from shared_shardings(problem, SLACKS[0], problem.options.objective)

@@ -25,7 +25,7 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.plan.pieces import Pieces
 from pardnn.planner.algorithms import BEST
 from pardnn.planner.microbatches.best import PATIENCE, Best
-from pardnn.planner.microbatches.decide import NO_BATCH
+from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem

@@ -36,7 +36,9 @@ from pardnn.shard.spmd.templates import localised, result_names
 from pardnn.shard.tdl.language import Reducer
 
 
-def cut_batch(graph: Graph, num_pieces: int, accumulators: int | None = None) -> Pieces:
+def cut_batch(
+    graph: Graph, num_pieces: int, accumulators: int | None = None, *, totals: bool = False
+) -> Pieces:
     """Return a step with its batch in pieces.
 
     Args:
@@ -45,6 +47,8 @@ def cut_batch(graph: Graph, num_pieces: int, accumulators: int | None = None) ->
         accumulators: Into how many storages partial sums are added, each of pieces in a row: 1 if
             one device has all pieces of a layer, as many as copies of a layer that work side by
             side. None: a storage for each piece, which any device may add to the others.
+        totals: Whether sums are copied out of the storage that they are added up in: devices that
+            have a part of each piece then add up their own terms, and each other's once.
 
     Raises:
         UsageError: E226, if the step has no batch that can be cut so.
@@ -55,7 +59,8 @@ def cut_batch(graph: Graph, num_pieces: int, accumulators: int | None = None) ->
     begin_graph()
     summed = with_sums(graph)
     cut = analyse_batch(summed, num_pieces)
-    writer = _Writer(summed, cut, accumulators or num_pieces)
+    sums = Sums(Sheet(), cut.points, accumulators or num_pieces, totals=totals)
+    writer = _Writer(summed, cut, sums)
     whole = {op.name: op for op in graph.ops}
     for number in summed.arrays.topological.tolist():
         op = summed.ops[number]
@@ -75,12 +80,11 @@ def cut_batch(graph: Graph, num_pieces: int, accumulators: int | None = None) ->
 class _Writer:
     """The cut graph while it is written."""
 
-    def __init__(self, graph: Graph, cut: BatchCut, accumulators: int) -> None:
+    def __init__(self, graph: Graph, cut: BatchCut, sums: Sums) -> None:
         self.cut = cut
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.by_name = {op.name: op for op in graph.ops}
-        self.sheet = Sheet()
-        self.sums = Sums(self.sheet, cut.points, accumulators)
+        self.sheet, self.sums = sums.sheet, sums
         #: Tensors of which there are pieces.
         self.used: set[str] = set()
         #: Tensors that are made of their pieces, and the op that joins them.

@@ -3,7 +3,8 @@
 Sums are added in the order of the pieces. Pieces in a row share an accumulator, the storage of the
 first one's partial result; a matrix product adds itself to it (`addmm_`), which saves writing and
 reading it once more, and all else is added by an op of its own. Then accumulators are added up, in
-their order. So numbers depend on how many there are, never on where they are.
+their order. So numbers depend on how many there are, never on where they are. A sum may be made
+apart from its accumulators (`totals`), so that these can lie otherwise: as terms on each device.
 """
 
 from __future__ import annotations
@@ -28,10 +29,20 @@ def is_added(op: Op, reducer: object) -> bool:
 
 @final
 class Sums:
-    """Writes what combines partial results."""
+    """Writes what combines partial results.
 
-    def __init__(self, sheet: Sheet, points: Sequence[int], accumulators: int) -> None:
+    Args:
+        sheet: Where to write.
+        points: First sample of each piece, and the number of samples.
+        accumulators: Of each sum, at most as many as pieces.
+        totals: Whether sums of one accumulator are copied out of it.
+    """
+
+    def __init__(
+        self, sheet: Sheet, points: Sequence[int], accumulators: int, *, totals: bool = False
+    ) -> None:
         self.sheet, self.points, self.number = sheet, points, len(points) - 1
+        self.totals = totals
         #: Each piece has a storage of its own: the first one's takes all others in turn.
         self.is_apart = accumulators >= self.number
         ends = cut_points(self.number, 1 if self.is_apart else accumulators)
@@ -42,7 +53,8 @@ class Sums:
         """Return the name of a sum up to a piece, from the first piece of its accumulator on."""
         if any(piece == first for first, _ in self.rows):
             return piece_of(name, piece)
-        return name if self.rows[0] == (0, piece + 1) == (0, self.number) else f"{name}:sum@{piece}"
+        is_all = self.rows[0] == (0, piece + 1) == (0, self.number)
+        return name if is_all and not self.totals else f"{name}:sum@{piece}"
 
     def into(self, op: Op, reducer: object, piece: int) -> str | None:
         """Return the accumulator that a piece of a product adds its result to; None for none."""
@@ -127,6 +139,8 @@ class Sums:
             added = (total, self.total(tensor.name, end - 1))
             self._add(f"{tensor.name}:gather@{end - 1}", op, tensor, added, out)
             total = out
+        if total != tensor.name:
+            self._reduce(op, tensor, tensor.name, f"{tensor.name}:total", "sum", [total])
 
     def _add(self, name: str, op: Op, tensor: Tensor, added: tuple[str, str], out: str) -> None:
         made = dataclasses.replace(new_tensor(tensor, out), alias_of=added[0])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, addressed, storage_owners, writes
-from pardnn.plan.mesh import Box, owned_boxes
+from pardnn.plan.mesh import Box, Layout, owned_boxes
 from pardnn.plan.plan import Message
 from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
 from pardnn.shard.sharding import Sharding
@@ -108,6 +108,7 @@ class Emitter:
             self.owners[name] for op in graph.ops for name in (*writes(op), *addressed(op))
         }
         self.boxes = {name: self._boxes(tensor) for name, tensor in self.tensors.items()}
+        self._whole = (None,) * len(self.mesh.shape)
         self.ops: list[Op] = []
         # Of each of them, the position in the topological order of the op that it stands beside.
         self.beside: list[int] = []
@@ -137,6 +138,11 @@ class Emitter:
                 "Leave it whole (None) along that axis."
             )
         return found
+
+    def layout(self, name: str) -> Layout:
+        """Return the layout of a tensor; numbers are whole everywhere."""
+        found = self.sharding.layouts.get(name) if self.tensors[name].shape else None
+        return found or self._whole
 
     def fresh(self, base: str) -> str:
         """Return a name that nothing in the graph has, without its device."""

@@ -16,6 +16,7 @@ from pardnn.shard.boxes import whole
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter
 from pardnn.shard.spmd.gathered_writes import gathered_writes
+from pardnn.shard.spmd.partial_sums import is_partial, misused_terms
 from pardnn.shard.spmd.random_ops import is_random_op
 from pardnn.shard.spmd.templates import non_local_tensor, partition_op, replicate_op
 from pardnn.time_limit import check_time
@@ -52,6 +53,10 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
             if found is None:
                 continue
             group = members[emitter.owners[found]]
+            if is_partial(emitter, found):
+                layouts.update(dict.fromkeys(group, none))
+                changed = True
+                continue
             # All whole already: shapes of a storage that do not agree, as of a graph without them.
             if axes[op.name] == none and all(layouts[name] == none for name in group):
                 continue
@@ -78,4 +83,5 @@ def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]
     if partitioned is None:
         partitioned = replicate_op(op, emitter.tensors, emitter.mesh)
     gathered = gathered_writes(emitter, op, partitioned)
-    return non_local_tensor(emitter, op, partitioned, gathered)
+    misused = misused_terms(emitter, op, partitioned)
+    return misused or non_local_tensor(emitter, op, partitioned, gathered)

@@ -20,6 +20,7 @@ from pardnn.shard.boxes import is_dense, whole
 from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, is_result, local_tensor
 from pardnn.shard.spmd.gathered_writes import gather_in_place, gathered_writes
 from pardnn.shard.spmd.multi_fetch import contiguous_copy, reshard
+from pardnn.shard.spmd.partial_sums import keeps_terms
 from pardnn.shard.spmd.spread_reduction import reduce_or_reshard
 from pardnn.shard.spmd.templates import PartitionedOp, filled, non_local_tensor, shared_input
 
@@ -157,7 +158,7 @@ def _computed(emitter: Emitter, partitioned: PartitionedOp, tensor: Tensor) -> S
     number = partitioned.returned.index(tensor.name)
     template = partitioned.template
     boxes, is_partial = template.made[number], template.is_partial[number]
-    if not is_partial and boxes == own.boxes:
+    if keeps_terms(emitter, partitioned, number) or (not is_partial and boxes == own.boxes):
         return own
     base = emitter.fresh(f"{tensor.name}:here")
     names = tuple(

@@ -33,6 +33,7 @@ from pardnn.shard.cache import begin_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter, box_list, local_tensor
 from pardnn.shard.spmd.local_ops import emit_local_ops
+from pardnn.shard.spmd.partial_sums import emit_total, is_total
 from pardnn.shard.spmd.random_ops import emit_random_op, is_random_op
 from pardnn.shard.spmd.sums_in_place import with_sums_in_place
 from pardnn.shard.spmd.templates import partition_op
@@ -132,6 +133,8 @@ def _partitioned(
             _source(emitter, op)
         elif is_random_op(op.kind):
             emit_random_op(emitter, op)
+        elif is_total(emitter, op):
+            emit_total(emitter, op)
         else:
             _call(emitter, op, undescribed)
     axes, ops = len(emitter.mesh.shape), emitter.ops

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import Tensor
+from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import Box, cut_points
 from pardnn.plan.partitioned_graph import FETCH, REDUCE
 from pardnn.shard.boxes import Slice, bytes_of, clipped, cover, inside, lengths, nearest, relative
@@ -71,7 +71,8 @@ def reduce_or_reshard(
     tensor = computed.tensor
     axes = [a for a in range(len(emitter.mesh.shape)) if any(s.reducers[a] for s in results)]
     if axes:
-        _reduce_scatter(emitter, computed, results, axes, anchor, divisor)
+        base = emitter.fresh(f"{tensor.name}:sum")
+        reduce_scatter(emitter, computed, results, axes, anchor.op, base, divisor)
         return
     own = emitter.own(tensor.name)
     requests: list[FetchRequest | None] = []
@@ -112,25 +113,38 @@ def _reducer(tensor: Tensor, results: Sequence[LocalResult]) -> str:
     return names.pop()
 
 
-def _reduce_scatter(
+def reduce_scatter(
     emitter: Emitter,
     computed: ShardedTensor,
     results: Sequence[LocalResult],
     axes: Sequence[int],
-    anchor: Anchor,
-    divisor: str | None,
+    op: Op,
+    base: str,
+    divisor: str | None = None,
 ) -> None:
-    """Reduce partial results: every owner adds up its block; replicas share the work."""
+    """Reduce partial results: every owner adds up its block; replicas share the work.
+
+    Args:
+        emitter: Where to write.
+        computed: The partial results.
+        results: What they are of the whole, by device.
+        axes: Mesh axes along which they are partial, in their order.
+        op: Of the graph, beside which this stands.
+        base: Name of the ops that add up, without their devices.
+        divisor: The tensor by which the sums are divided; None for none.
+
+    Raises:
+        InvalidPlanError: E410, if partial results cannot be combined.
+    """
     tensor = computed.tensor
     own = emitter.own(tensor.name)
     blocks = _scattered_blocks(tensor, own.boxes)
     is_split = blocks != own.boxes
-    base = emitter.fresh(f"{tensor.name}:sum")
     ops = tuple(f"{base}@{device}" for device in emitter.devices)
     collective = collective_of(emitter.mesh, computed.boxes, blocks, tensor.shape or (), axes)
     job = _Job(
         emitter, computed, results, axes, _reducer(tensor, results), collective,
-        Anchor(anchor.op, ops),
+        Anchor(op, ops),
     )  # fmt: skip
     by_device = _grouped_addends(job, blocks)
     outs = ops if is_split or divisor else own.names
@@ -141,7 +155,7 @@ def _reduce_scatter(
         _divide(job, ops, divisor)
     if is_split:
         requests = [FetchRequest(box) for box in own.boxes if box is not None]
-        _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, anchor)
+        _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, job.anchor)
 
 
 def _divide(job: _Job, sums: Sequence[str], divisor: str) -> None:

@@ -1,0 +1,88 @@
+"""Pieces of which every op is cut over all devices: gradient accumulation beside data parallelism.
+
+Problem: a cut of the whole batch holds the activations of all of a device's samples at once.
+Idea: the graph of the pieces is cut as the step would be, and its ops keep their order, one piece
+after the other, so that a device holds the activations of its part of one piece.
+Complexity: that of a cut of the graph of the pieces, for each number of pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pardnn.errors import UsageError
+from pardnn.planner.microbatches.best import Best
+from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
+from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.problem import Problem
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.shard.microbatch.analysis import analyse_batch
+from pardnn.shard.recipes.accumulation import ACCUMULATING
+from pardnn.shard.recipes.product import PRODUCTS
+
+#: Code of the error that a step has no batch of so many pieces.
+NO_BATCH = "E226"
+#: Recipes that share the samples among all devices.
+SHARING = ("data-parallel", "zero-1", "zero-2", "zero-3")
+#: Numbers of pieces that are tried, each twice the one before.
+MOST_DOUBLINGS = 7
+
+
+def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
+    """Return the best plan that cuts every op of every piece.
+
+    Args:
+        problem: What to plan; its options say how many pieces, two at least.
+        names: Of `SHARDED`.
+        decide: Runs them on a problem, and returns the best outcome.
+
+    Raises:
+        InfeasibleError: E301, if none fits.
+        UsageError: E226, if the batch cannot be cut in so many.
+    """
+    wanted = problem.options.microbatches
+    if wanted != "auto":
+        assert wanted is not None
+        return _of(problem, wanted, names, decide)
+    best = Best(problem)
+    best.try_(lambda: decide(problem, names))
+    for power in range(1, MOST_DOUBLINGS + 1):
+        number = 1 << power
+        try:
+            best.try_(lambda number=number: _of(problem, number, names, decide))
+        except UsageError as error:
+            if error.code != NO_BATCH or (best.found is None and best.failure is None):
+                raise
+            break
+        if best.is_done(number):
+            break
+    return best.best()
+
+
+def _of(problem: Problem, count: int, names: Sequence[str], decide: Decide) -> Outcome:
+    """Return the best plan of so many pieces.
+
+    Raises:
+        UsageError: E226, if a piece has fewer samples than the devices that share it.
+    """
+    _check_samples(problem, count, names)
+    totals = all(name in ACCUMULATING for name in names)
+    pieces, inner = problem_in_pieces(problem, count, None, totals=totals)
+    return completed(problem, inner, pieces, decide(inner, names))
+
+
+def _check_samples(problem: Problem, count: int, names: Sequence[str]) -> None:
+    """Raise if pieces have fewer samples than the devices that share each."""
+    samples = analyse_batch(problem.graph, count).points[-1]
+    for name in names:
+        shape = mesh_of(problem.cluster).shape
+        sharing = math.prod(shape[:-1] if name in PRODUCTS else shape)
+        if name in (*PRODUCTS, *SHARING) and samples // count < sharing:
+            most = samples // sharing
+            instead = f"Ask for at most {most}" if most > 1 else "Plan without microbatches"
+            raise UsageError(
+                f"{samples} samples in {count} pieces are {samples // count} in some, and {name} "
+                f"shares each piece among {sharing} devices.\n{instead}.",
+                code=NO_BATCH,
+            )
