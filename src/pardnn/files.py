@@ -39,6 +39,7 @@ MAX_ELEMENTS = 50_000_000
 MAX_DEPTH = 64
 MAX_ERRORS = 1000
 MAX_DIGITS = 40
+_REST = bytes(set(range(256)) - set(b'"[]{}'))  #: Bytes that tell nothing of nesting: 4 of 5.
 #: How the names of files begin that are being written.
 TEMPORARY = ".pardnn-"
 #: No file this young is taken for abandoned: its process may not have locked it so far, seconds.
@@ -235,11 +236,10 @@ def _finite(text: str) -> float:
 def _depth(content: bytes) -> int:
     """Return how deep brackets are nested; in array operations, as files may be large."""
     unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
-    text = np.frombuffer(unescaped, dtype=np.uint8)
+    text = np.frombuffer(unescaped.translate(None, _REST), dtype=np.uint8)
     # The number of quotes before a byte, modulo 256, is odd within strings.
     text = text[np.cumsum(text == ord('"'), dtype=np.uint8) % 2 == 0]
-    step = np.isin(text, [ord("["), ord("{")]).astype(np.int8)
-    step -= np.isin(text, [ord("]"), ord("}")])
+    step = np.isin(text, list(b"[{")).astype(np.int8) - np.isin(text, list(b"]}"))
     return int(np.cumsum(step, dtype=np.int32).max(initial=0))
 
 

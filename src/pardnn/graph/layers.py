@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from pardnn.graph.ir import Graph, Op, writes
+from pardnn.graph.ir import Graph, Op
 
 #: What ops are said to belong to that work for no layer, or for several.
 NO_LAYER = "(no layer)"
@@ -25,27 +25,25 @@ def layers_of(graph: Graph, known: Mapping[str, str] | None = None) -> list[str]
         graph: A graph, or what a plan made of it.
         known: Layers of ops and tensors of the graph that it was made of, by name.
     """
-    known = known or {}
-    a = graph.arrays
-    names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    owners: list[int] = a.tensor_op[a.tensor_owner].tolist()
-    owner = {name: graph.ops[op].name for name, op in zip(names, owners, strict=True)}
+    a, known = graph.arrays, known or {}
     modules = {op.module for op in graph.ops if op.module}
     parameters = {op.name for op in graph.ops if op.kind in ("parameter", "buffer")}
-    found: dict[str, str] = {}
-    for op in graph.ops:
-        layer = op.module or _known(op.name, known) or _of_source(op, modules, parameters)
-        if layer:
-            found[op.name] = layer
-    for number in map(int, reversed(graph.arrays.topological)):
-        op = graph.ops[number]
-        if op.name in found:
-            continue
-        near = {found.get(owner[name], "") for name in writes(op)}
-        near = near or _readers(graph, number, found)
-        if len(near) == 1:
-            found[op.name] = near.pop()
-    return [found.get(op.name, "") for op in graph.ops]
+    found = [
+        op.module or _known(op.name, known) or _of_source(op, modules, parameters)
+        for op in graph.ops
+    ]
+    names = (tensor.name for op in graph.ops for tensor in op.outputs)
+    home = dict(zip(names, a.tensor_op[a.tensor_owner].tolist(), strict=True))
+    written = {number: [home[name] for name in names] for number, names in graph.overwrites}
+    readers: list[int] = a.consumer_op.tolist()
+    ends: list[int] = a.consumer_ptr[a.output_ptr].tolist()
+    for number in reversed(a.topological.tolist()):
+        if not found[number]:
+            near = written.get(number) or readers[ends[number] : ends[number + 1]]
+            layers = {found[i] for i in near}
+            if len(layers) == 1:
+                found[number] = layers.pop()
+    return found
 
 
 def known_layers(graph: Graph, layers: list[str]) -> dict[str, str]:
@@ -75,13 +73,6 @@ def _of_source(op: Op, modules: set[str], parameters: set[str]) -> str:
         if name not in parameters:
             return ""
     return name.rpartition(".")[0]
-
-
-def _readers(graph: Graph, number: int, found: Mapping[str, str]) -> set[str]:
-    a = graph.arrays
-    begin, end = a.output_ptr[number], a.output_ptr[number + 1]
-    readers: list[int] = a.consumer_op[a.consumer_ptr[begin] : a.consumer_ptr[end]].tolist()
-    return {found.get(graph.ops[i].name, "") for i in readers}
 
 
 def block_of(layer: str) -> str:

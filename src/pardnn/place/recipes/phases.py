@@ -11,6 +11,7 @@ Reference: Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024), for B and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.ir import LOSS_KIND, Graph, writes
+from pardnn.graph.ir import LOSS_KIND, Graph
 
 #: What an op belongs to; `SOURCE` for values that are there before the step.
 FORWARD, BACKWARD, WEIGHT, UPDATE, SOURCE = range(5)
@@ -51,53 +52,49 @@ def phases_of(graph: Graph, batched: Collection[str] | None = None) -> Phases:
     a, n = graph.arrays, len(graph.ops)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     forward = np.array([number.get(op.backward_of or "", -1) for op in graph.ops], dtype=np.int64)
-    rows = np.split(a.tensor_op[a.input_tensor], a.input_ptr[1:-1])
-    reads = [list(dict.fromkeys(row.tolist())) for row in rows]
+    makers: list[int] = a.tensor_op[a.input_tensor].tolist()
+    ends: list[int] = a.input_ptr.tolist()
+    reads = [list(dict.fromkeys(makers[i:j])) for i, j in itertools.pairwise(ends)]
     readers: list[list[int]] = [[] for _ in range(n)]
-    for i, made in enumerate(reads):
-        for source in made:
+    for i, row in enumerate(reads):
+        for source in row:
             readers[source].append(i)
-    phase = np.full(n, UPDATE, dtype=np.int64)
-    phase[[i for i, op in enumerate(graph.ops) if op.is_source]] = SOURCE
-    phase[forward >= 0] = BACKWARD
-    changes = _changes_a_parameter(graph)
-    is_fixed = (phase == SOURCE) | changes
+    phase = [SOURCE if op.is_source else UPDATE for op in graph.ops]
+    labelled = np.flatnonzero(forward >= 0).tolist()
+    for i in labelled:
+        phase[i] = BACKWARD
+    changes = _change_a_parameter(graph)
+    is_fixed = [of == SOURCE or i in changes for i, of in enumerate(phase)]
     loss = [i for i, op in enumerate(graph.ops) if op.kind == LOSS_KIND]
-    ends = [op for i in loss for op in reads[i]]
-    labelled = np.flatnonzero(phase == BACKWARD).tolist()
-    targets = [int(i) for i in np.unique(forward[labelled]) if phase[i] == UPDATE]
-    _take(phase, FORWARD, [*ends, *targets, *loss], reads, is_fixed)
+    made = [op for i in loss for op in reads[i]]
+    targets = [i for i in np.unique(forward[labelled]).tolist() if phase[i] == UPDATE]
+    _take(phase, FORWARD, [*made, *targets, *loss], reads, is_fixed)
     _take(phase, BACKWARD, [op for i in labelled for op in reads[i]], reads, is_fixed)
     for op in a.topological.tolist():  # what is computed beside the loss, such as an accuracy
         if phase[op] == UPDATE and not is_fixed[op]:
-            of = phase[reads[op]]
-            if (of == FORWARD).any() and np.isin(of, (FORWARD, SOURCE)).all():
+            of = {phase[i] for i in reads[op]}
+            if FORWARD in of and of <= {FORWARD, SOURCE}:
                 phase[op] = FORWARD
-    found = Phases(phase, forward, reads, readers)
-    _mark_weight_gradients(graph, found, batched)
+    found = Phases(np.array(phase, dtype=np.int64), forward, reads, readers)
+    found.phase[_weight_gradients(graph, found, batched)] = WEIGHT
     return found
 
 
-def _changes_a_parameter(graph: Graph) -> ndarray:
-    """Return whether each op writes a parameter or a state of the optimizer in place."""
+def _change_a_parameter(graph: Graph) -> set[int]:
+    """Return the ops that write a parameter or a state of the optimizer in place."""
     a = graph.arrays
     tensor = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
     made = [op.kind in ("parameter", "state") for op in graph.ops]
-    return np.array(
-        [
-            any(made[a.tensor_op[a.tensor_owner[tensor[name]]]] for name in writes(op))
-            for op in graph.ops
-        ],
-        dtype=bool,
-    )
+    home = a.tensor_op[a.tensor_owner].tolist()
+    return {i for i, names in graph.overwrites if any(made[home[tensor[name]]] for name in names)}
 
 
 def _take(
-    phase: Int64[ndarray, " n"],
+    phase: list[int],
     name: int,
     stack: list[int],
     reads: list[list[int]],
-    is_fixed: ndarray,
+    is_fixed: list[bool],
 ) -> None:
     """Give a phase to ops and to all that they need, as far as that has none."""
     while stack:
@@ -107,30 +104,35 @@ def _take(
             stack += reads[op]
 
 
-def _mark_weight_gradients(graph: Graph, p: Phases, batched: Collection[str] | None) -> None:
-    """Mark gradients that only weights need, from the end of the step."""
-    of_batch = depends_on_input(graph, p)
+def _weight_gradients(graph: Graph, p: Phases, batched: Collection[str] | None) -> list[int]:
+    """Return the ops of gradients that only weights need, from the end of the step."""
+    of_batch: list[bool] = depends_on_input(graph, p).tolist()
+    phase: list[int] = p.phase.tolist()
+    forward: list[int] = p.forward.tolist()
+    found: list[int] = []
     for op in reversed(graph.arrays.topological.tolist()):
-        if p.phase[op] != BACKWARD:
+        if phase[op] != BACKWARD:
             continue
-        needed = [i for i in p.readers[op] if p.phase[i] in (BACKWARD, WEIGHT)]
-        if any(p.phase[i] == BACKWARD for i in needed):
+        needed = [i for i in p.readers[op] if phase[i] in (BACKWARD, WEIGHT)]
+        if any(phase[i] == BACKWARD for i in needed):
             continue
         names = [tensor.name for tensor in graph.ops[op].outputs]
         is_partial = batched is not None and not any(name in batched for name in names)
-        of = int(p.forward[op])
+        of = forward[op]
         is_one_layers = all(
-            p.forward[i] == of
-            or not (of_batch[of] and of_batch[p.forward[i]] and min(of, p.forward[i]) >= 0)
+            forward[i] == of
+            or not (of_batch[of] and of_batch[forward[i]] and min(of, forward[i]) >= 0)
             for i in needed
         )
         if is_partial or is_one_layers:
-            p.phase[op] = WEIGHT
+            phase[op] = WEIGHT
+            found.append(op)
+    return found
 
 
 def depends_on_input(graph: Graph, p: Phases) -> ndarray:
     """Return whether each op depends on what the step is given, not on weights and sizes alone."""
-    found = np.array([op.kind == "input" and bool(op.outputs[0].shape) for op in graph.ops])
+    found = [op.kind == "input" and bool(op.outputs[0].shape) for op in graph.ops]
     for op in graph.arrays.topological.tolist():
         found[op] = found[op] or any(found[i] for i in p.reads[op])
-    return found
+    return np.array(found, dtype=bool)
