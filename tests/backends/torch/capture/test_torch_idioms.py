@@ -15,6 +15,7 @@ from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_advice import entry
 from tests.backends.torch.models import small
+from tests.backends.torch.stepping import assert_leaves_as_eager
 from tests.long_cases import long_but
 
 
@@ -111,3 +112,38 @@ ON_RANKS = (solved, hessian, of_parameters)
 def test_solvers_and_transforms(loss_of: Any) -> None:
     compare = assert_equal if loss_of in ON_RANKS else test_capture_equal.assert_equal
     compare(functools.partial(entry, loss_of))
+
+
+def by_hand(tensors: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for each in tensors:
+            each -= 0.1 * each.grad
+            each.grad = None
+
+
+def by_data(tensors: list[torch.Tensor]) -> None:
+    for each in tensors:
+        each.data.sub_(0.1 * each.grad)
+        each.grad.zero_()
+
+
+@pytest.mark.parametrize("are_given", [False, True])
+@pytest.mark.parametrize("update", [by_hand, by_data])
+def test_plain_tensors_that_a_step_updates_by_hand(update: Any, are_given: bool) -> None:
+    """As tutorials begin: no module, no optimizer, `requires_grad=True`."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        tensors = [torch.randn(5, 3, requires_grad=True), torch.zeros(3, requires_grad=True)]
+        x, y = torch.randn(4, 5), torch.randn(4, 3)
+
+        def step(x: torch.Tensor, y: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+            weight, bias = given if are_given else tensors
+            loss = nn.functional.mse_loss(x @ weight + bias, y)
+            loss.backward()
+            update([weight, bias])
+            return loss
+
+        return step, (x, y, tensors if are_given else []), tensors
+
+    assert_leaves_as_eager(make)

@@ -92,3 +92,29 @@ def test_new_numbers_under_keys_with_dots() -> None:
             counts["norm." + name] += parameter.grad.norm().item()
 
     _leaves_as_eager(Counter, change)
+
+
+class Counting:
+    """Its step counts by an attribute that its class has: the object gets one of its own."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        self.model, self.x, self.y = small()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.total += 1
+        self.optimizer.zero_grad()
+        loss = F.mse_loss(self.model(x), y) / self.total
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def test_a_new_number_of_the_object_whose_method_the_step_is() -> None:
+    def make() -> Any:
+        counting = Counting()
+        return counting.step, (counting.x, counting.y), counting
+
+    assert_leaves_as_eager(make)

@@ -78,10 +78,17 @@ def accelerator_of(trace: StepTrace) -> str:
 
 
 def changes_parameters(trace: StepTrace) -> bool:
-    """Whether a step writes any parameter."""
-    named = trace.sources.items()
-    storages = [trace.values[n].storage for n, s in named if s.kind == "parameter"]
+    """Whether a step writes any parameter, or a plain tensor that requires a gradient."""
+    storages = [trace.values[n].storage for n, s in trace.sources.items() if _is_trained(s)]
     return any(storage and storage.writes for storage in storages)
+
+
+def _is_trained(source: Source) -> bool:
+    """Whether training changes a source: `w = torch.randn(n, requires_grad=True)` is enough."""
+    tensor = source.get() if source.kind in ("buffer", "input") else None
+    return source.kind == "parameter" or (
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf
+    )
 
 
 def may_go_otherwise(trace: StepTrace) -> bool:

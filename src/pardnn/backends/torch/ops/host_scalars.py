@@ -170,6 +170,9 @@ class HostNode:
         if value is not None and hint is not None:
             recorder.hints[value] = hint
 
+    def __deepcopy__(self, _memo: Any) -> HostNode:
+        return self  # a copy of a number is that number
+
     @property
     def operand(self) -> Any:
         """The value of the trace, or the literal."""

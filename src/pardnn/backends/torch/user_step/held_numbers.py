@@ -181,5 +181,5 @@ def missing_slots(
 def _splits(name: str) -> Iterator[tuple[str, str]]:
     """Yield what a name may be the path to and the key of: keys, as of parameters, have dots."""
     parts = name.split(".")
-    for i in range(len(parts) - 1, 0, -1):
+    for i in reversed(range(len(parts))):
         yield ".".join(parts[:i]), ".".join(parts[i:])

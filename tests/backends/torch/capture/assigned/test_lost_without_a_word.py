@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections import defaultdict
 from collections.abc import Callable
@@ -130,3 +131,19 @@ def test_a_module_that_takes_the_place_of_another_is_refused() -> None:
     step, args, _ = _made(replaces)
     with pytest.raises(UnsupportedError, match=r"test_lost_without_a_word\.py:\d+.*model\.1"):
         capture(step, *args)
+
+
+def _copies(trainer: Any) -> Any:
+    """Keep copies of what holds numbers of the step: counts, rates."""
+    trainer.settings.n += 1
+    mine = copy.deepcopy(trainer.settings)
+    mine.weights[0] *= 3
+    trainer.rates = copy.deepcopy(trainer.optimizer.state_dict())["param_groups"][0]["lr"]
+    return mine.weights[0] + mine.n
+
+
+def test_a_copy_of_what_holds_a_count() -> None:
+    def make() -> Any:
+        return _made(_copies, settings=types.SimpleNamespace(n=0, weights=[1.0]), rates=0.0)
+
+    assert_leaves_as_eager(make, 4, _batches(1))

@@ -194,6 +194,13 @@ def test_a_condition_that_comes_out_alike_in_several_ways_is_decided_part_by_par
     assert_same(EITHER.replace("t(0)", "3").replace("0 <", "-1 <"), 2, [0, 1])
 
 
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_part_is_decided_where_no_other_part_was_asked(part: int) -> None:
+    """Of `best is None or value < best`, data decides over the second alone."""
+    for test in ("c[0] or c[1] or c[2]", "c[0] or c[1] and c[2]", "c[0] and (c[1] or c[2])"):
+        assert_same(f"def f(c, t):\n    if {test}:\n        t(1)\n    t(2)", 3, [part])
+
+
 REFUSED = [
     "while c[0]:\n        if c[1]:\n            return 1",
     "while c[0]:\n        if c[1]:\n            break\n        t(1)",

@@ -153,6 +153,28 @@ def rounds(loss, model):
     model[0].weight.grad.mul_(scale + last)
 
 
+class Best:
+    """Of a validation: it begins with None, and data is asked only after that."""
+
+    def __init__(self) -> None:
+        self.loss, self.waited = None, 0
+
+    def __call__(self, loss):
+        if self.loss is None or loss < self.loss - 1e-3:
+            self.loss = loss
+            self.waited = 0
+        else:
+            self.waited += 1
+
+
+BEST = Best()
+
+
+def best(loss, model):
+    BEST(loss.item())
+    model[0].weight.grad.mul_(1 + BEST.waited)
+
+
 TOLD = [
     adamp, stopped, weighed, clipped, ternary, ternaries, either, between, last_of_both,
     rounds,
@@ -161,6 +183,7 @@ TOLD = [
 
 def made(step: Callable[..., Any]) -> Entry:
     STOPPING.__init__()
+    BEST.__init__()
     model, x, y = small()
     return step, (model, torch.optim.SGD(model.parameters(), lr=0.05), x, y)
 
@@ -178,6 +201,13 @@ def state(_args: Any) -> list[Any]:
 @pytest.mark.parametrize("step", [*map(stepping, TOLD), returning], ids=lambda x: str(x)[:9])
 def test_each_way_is_as_eager(step: Callable[..., Any]) -> None:
     assert_as_eager(lambda: made(step), batch, state, steps=8, sizes=(1,))
+
+
+def test_data_may_be_asked_after_what_the_first_step_leaves() -> None:
+    assert_as_eager(
+        lambda: made(stepping(best)), batch, lambda _: [BEST.loss, BEST.waited], steps=8,
+        sizes=(1,), is_followed=True,
+    )  # fmt: skip
 
 
 def test_ranks_agree() -> None:

@@ -302,11 +302,14 @@ def _evaluated(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 def _ternary_at(node: ast.AST, at: Position) -> ast.IfExp | None:
     """Return the ternary whose condition is at a position, if only plain names come before it.
 
+    Around it may be others, as of `best is None or value < best`; then the outermost.
+
     Raises:
         NoNormalFormError: Something else is evaluated before it.
     """
     if isinstance(node, ast.IfExp):
-        return node if _is_at(node.test, at) else None
+        ways = (_ternary_at(each, at) for each in (node.body, node.orelse))
+        return node if _is_at(node.test, at) or any(ways) else None
     if isinstance(node, ast.Lambda | ast.BoolOp | ast.NamedExpr) or hasattr(node, "generators"):
         return None
     before: list[ast.AST] = []
