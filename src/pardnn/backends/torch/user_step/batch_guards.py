@@ -1,9 +1,11 @@
-"""Guards on the plain values of a batch: flags, counts and texts beside its tensors."""
+"""Guards on what a batch holds beside tensors: flags, counts, texts, functions, classes."""
 
 from __future__ import annotations
 
 import dataclasses
 import dis
+import functools
+import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -75,6 +77,7 @@ class BatchGuards:
     def _values(self, name: str, value: Any) -> dict[str, Any]:
         """Return the plain values of a batch by path, without the numbers that stay live."""
         found: dict[str, Any] = {}
+        seen: dict[int, Any] = {}
         stack = [(name, value, True)]
         while stack:
             path, at, is_live = stack.pop()
@@ -83,16 +86,43 @@ class BatchGuards:
                 continue
             if isinstance(at, VALUES):
                 found[path] = at
-            elif isinstance(at, dict | tuple | list | deque):
-                items = list(at.items() if isinstance(at, dict) else enumerate(at))
-                stack += self._unwritten(path, at, items, is_live, found)
-            elif is_users_object(at):
-                # Numbers of plain objects are no sources of the graph; those of dataclasses are.
-                is_live = is_live and dataclasses.is_dataclass(at)
-                for holder, attributes in _attributes(at):
-                    items = [(k, item) for k, item in attributes.items() if k in self._used]
-                    stack += self._unwritten(path, holder, items, is_live, found)
+            elif id(at) not in seen:
+                seen[id(at)] = at  # held, so that no id is used twice
+                stack += self._within(path, at, is_live, found)
         return found
+
+    def _within(
+        self, path: str, at: Any, is_live: bool, found: dict[str, Any]
+    ) -> list[tuple[str, Any, bool]]:
+        """Return path and value of what one value holds.
+
+        Args:
+            path: To it.
+            at: The value.
+            is_live: Whether numbers in it are read at every call.
+            found: Is given what is compared of it as a whole.
+        """
+        if isinstance(at, dict | tuple | list | deque):
+            items = list(at.items() if isinstance(at, dict) else enumerate(at))
+            return self._unwritten(path, at, items, is_live, found)
+        if isinstance(at, set):
+            found[path] = frozenset(at)
+        elif isinstance(at, types.FunctionType | types.MethodType | functools.partial):
+            return list(_of_function(path, at, found))
+        elif isinstance(at, functools._lru_cache_wrapper):
+            return [(path, at.__wrapped__, False)]
+        elif is_users_object(at) and not isinstance(at, type):
+            found[dotted(path, "__class__")] = holding(type(at))
+            # Numbers of plain objects are no sources of the graph; those of dataclasses are.
+            is_live = is_live and dataclasses.is_dataclass(at)
+            parts: list[tuple[str, Any, bool]] = []
+            for holder, attributes in _attributes(at):
+                items = [(k, item) for k, item in attributes.items() if k in self._used]
+                parts += self._unwritten(path, holder, items, is_live, found)
+            return parts
+        elif callable(at):
+            found[path] = holding(at)
+        return []
 
     def _unwritten(
         self,
@@ -115,6 +145,29 @@ class BatchGuards:
         if len(rest) < len(items):
             found[path] = holding(holder)
         return [(dotted(path, key), item, is_live) for key, item in rest]
+
+
+def _of_function(path: str, at: Any, found: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield path and value of what a function holds; one made anew of the same code is the same.
+
+    Args:
+        path: To the function.
+        at: A function, a method or a partial one.
+        found: Is given its code, and the objects that it is bound to.
+    """
+    if isinstance(at, types.FunctionType):
+        found[path] = holding(at.__code__)
+        cells = zip(at.__code__.co_freevars, at.__closure__ or (), strict=True)
+        held = {name: getattr(cell, "cell_contents", None) for name, cell in cells}
+        held |= {"__defaults__": at.__defaults__, "__kwdefaults__": at.__kwdefaults__}
+    elif isinstance(at, types.MethodType):
+        held = {"__func__": at.__func__, "__self__": at.__self__}
+    else:
+        held = {"func": at.func, "args": at.args, "keywords": at.keywords}
+    for name, value in held.items():
+        if isinstance(value, torch.Tensor) or is_users_object(value):
+            found[dotted(path, f"{name} itself")] = holding(value)
+        yield dotted(path, name), value, False
 
 
 def is_users_object(value: Any) -> bool:

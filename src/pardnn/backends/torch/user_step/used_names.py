@@ -212,7 +212,9 @@ def _is_of_library(kind: type) -> bool:
     if not is_library_module(sys.modules.get(kind.__module__)):
         return False
     functions = [found for value in vars(kind).values() if (found := _function_of(value))]
-    return all(is_library_file(inspect.unwrap(x).__code__.co_filename) for x in functions)
+    wrapped = map(inspect.unwrap, functions)  # some wrap what is written in C
+    codes = (x.__code__ for x in wrapped if isinstance(x, types.FunctionType))
+    return all(is_library_file(code.co_filename) for code in codes)
 
 
 def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:

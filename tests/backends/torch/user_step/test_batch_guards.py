@@ -1,0 +1,111 @@
+"""Functions, classes and sets among the arguments: what differs in another call is followed."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.backends.torch.stepping import assert_leaves_as_eager, small
+
+Losses = Callable[[int], Any]
+
+
+class Squared:
+    """Its class alone tells it from the other one."""
+
+    def __call__(self, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(found, wanted)
+
+
+class Absolute(Squared):
+    def __call__(self, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.l1_loss(found, wanted)
+
+
+class Scaled:
+    """Has a method that is passed."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def loss(self, found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(found, wanted) * self.scale
+
+
+def scaled(scale: Any) -> Any:
+    return lambda found, wanted: F.mse_loss(found, wanted) * scale
+
+
+def defaults(scale: float) -> Any:
+    return lambda found, wanted, scale=scale: F.mse_loss(found, wanted) * scale
+
+
+def captures(loss_of: Losses, step_of: Any = None, steps: int = 4) -> int:
+    """Compare a step that gets `loss_of(i)` at call i with eager; return the captures."""
+
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+        def step(x: torch.Tensor, y: torch.Tensor, given: Any) -> torch.Tensor:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = given(out, y) if step_of is None else step_of(out, y, given)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (x, y, loss_of(0)), [model]
+
+    return assert_leaves_as_eager(make, steps, lambda i: {2: loss_of(i)})
+
+
+CACHED, CACHED_TOO = functools.cache(Squared().__call__), functools.cache(Absolute().__call__)
+ALTERNATING: dict[str, Losses] = {
+    "functions": lambda i: (F.mse_loss, F.l1_loss)[i % 2],
+    "closures": lambda i: scaled(1.0 + i % 2),
+    "tensors in closures": lambda i: scaled(torch.tensor(1.0 + i % 2)),
+    "defaults": lambda i: defaults(1.0 + i % 2),
+    "partials": lambda i: functools.partial(F.huber_loss, delta=0.1 + i % 2),
+    "cached ones": lambda i: (CACHED, CACHED_TOO)[i % 2],
+    "objects": lambda i: (Squared, Absolute)[i % 2](),
+    "methods": lambda i: Scaled(1.0 + i % 2).loss,
+}
+
+
+@pytest.mark.parametrize("kind", ALTERNATING)
+def test_a_loss_that_is_passed(kind: str) -> None:
+    """Another one was ignored, without a word."""
+    assert captures(ALTERNATING[kind]) > 1
+
+
+def test_a_function_made_anew_of_the_same_code_is_the_same() -> None:
+    assert captures(lambda i: lambda found, wanted: F.mse_loss(found, wanted)) == 1
+    assert captures(lambda i: scaled(2.0)) == 1
+    assert captures(lambda i: functools.partial(F.huber_loss, delta=0.5)) == 1
+
+
+def test_functions_in_containers_classes_and_sets() -> None:
+    def told(out: Any, y: Any, given: Any) -> Any:
+        losses, kind, names = given
+        return sum(loss(out, y) for loss in losses) + kind()(out, y) * (2 if "a" in names else 1)
+
+    assert captures(lambda i: ([F.mse_loss], nn.MSELoss, {"a"}), told) == 1
+    for changed in (
+        ([F.l1_loss], nn.MSELoss, {"a"}),
+        ([F.mse_loss], nn.L1Loss, {"a"}),
+        ([F.mse_loss], nn.MSELoss, {"b"}),
+    ):
+        given = ([F.mse_loss], nn.MSELoss, {"a"}), changed
+        assert captures(lambda i, given=given: given[i % 2], told) == 2
+
+
+def test_functions_that_refer_to_themselves() -> None:
+    def recursive(found: torch.Tensor, wanted: torch.Tensor, n: int = 1) -> torch.Tensor:
+        return recursive(found, wanted, n - 1) * 2 if n else F.mse_loss(found, wanted)
+
+    assert captures(lambda i: recursive) == 1
