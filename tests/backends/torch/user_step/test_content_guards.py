@@ -42,7 +42,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "TABLE": lambda: TABLE.__setitem__(1, 7),
     "scaled.gain": lambda: setattr(scaled, "gain", 2.0),
     "scaled.default.0.0": lambda: next(iter(scaled.__defaults__ or ())).__setitem__(0, 3.0),
-    "scaled.default.b": lambda: (scaled.__kwdefaults__ or {})["more"].update(b=5.0),
+    "scaled.default.more.b": lambda: (scaled.__kwdefaults__ or {})["more"].update(b=5.0),
     "os.environ['PARDNN_TEST_DEPTH']": grown_environment,
     "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
     "torch.are_deterministic_algorithms_enabled()": lambda: torch.use_deterministic_algorithms(
@@ -51,7 +51,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "F.relu": lambda: setattr(F, "relu", torch.tanh),
     "torch.special.expit": lambda: setattr(torch.special, "expit", torch.tanh),
     "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
-    "torch.utils._device.CURRENT_DEVICE": lambda: torch.set_default_device("meta"),
+    "torch.get_default_device(), or a function mode": lambda: torch.set_default_device("meta"),
     "torch.backends.cuda.math_sdp_enabled()": lambda: torch.backends.cuda.enable_math_sdp(False),
     "torch.backends.mha._is_fastpath_enabled": lambda: torch.backends.mha.set_fastpath_enabled(
         False

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch.utils import _device
 
 from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.references import BYTES
 
 #: Of all that is compared by content. A larger array is no constant of a graph either
 #: (`unsupported.large_constant`): no step computes with all of it.
@@ -30,6 +30,8 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
     for device in _DEVICES
 } | {
     "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
+    "torch.get_default_device(), or a function mode": lambda: _function_modes(),
+    "torch.autograd.graph.saved_tensors_hooks": lambda: _saved_tensors_hooks(),
     "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled,
     # Which attention kernel is called.
     "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
@@ -39,7 +41,6 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 #: Modes that are globals of torch's modules: name -> their namespace and key.
 MODE_GLOBALS: dict[str, tuple[dict[str, Any], str]] = {
-    "torch.utils._device": (vars(_device), "CURRENT_DEVICE"),
     "torch.backends.mha": (vars(torch.backends.mha), "_is_fastpath_enabled"),
 }
 #: What is set for all code, and decides which calls torch makes or of which type, by its name.
@@ -72,7 +73,7 @@ class ModeGuards:
         others = GlobalStateGuard()
         now = {name: get() for name, get in _MODES.items()}
         found = [Change(name, then, now[name]) for name, then in self._then.items()
-                 if now[name] is not then]  # fmt: skip
+                 if now[name] != then]  # fmt: skip
         self._others = self._others if found else others  # it compares more than is asked here
         return found
 
@@ -107,7 +108,7 @@ class ContentGuards:
 
 def has_content(value: Any) -> bool:
     """Whether a value is compared by its content."""
-    return isinstance(value, set | bytearray | np.ndarray)
+    return isinstance(value, (set, np.ndarray, *BYTES))
 
 
 def content_of(value: Any) -> Any:
@@ -117,6 +118,19 @@ def content_of(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return frozenset(value) if isinstance(value, set) else bytes(value)
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
+
+
+def _function_modes() -> Any:
+    """Return the kinds of torch's function modes: a default device is one, as a text."""
+    count = torch._C._len_torch_function_stack()
+    modes = map(torch._C._get_function_stack_at, range(count))
+    return [(type(mode), str(getattr(mode, "device", ""))) for mode in modes]
+
+
+def _saved_tensors_hooks() -> Any:
+    """Return the code of the functions that pack what autograd saves; None without."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks and [getattr(hook, "__code__", hook) for hook in hooks]
 
 
 def reads_environment(names: Collection[str]) -> bool:
@@ -158,6 +172,9 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "get_num_threads": torch.get_num_threads,
     "getcwd": _folder,
     "getlocale": locale.getlocale,
+    "is_anomaly_enabled": torch.is_anomaly_enabled,
+    "benchmark": torch._C._get_cudnn_benchmark,
+    "allow_tf32": lambda: 2 * torch._C._get_cublas_allow_tf32() + torch._C._get_cudnn_allow_tf32(),
     "getrecursionlimit": sys.getrecursionlimit,
     "getswitchinterval": sys.getswitchinterval,
     "initial_seed": torch.initial_seed,

@@ -19,8 +19,11 @@ import collections
 import contextvars
 import functools
 import gc
+import logging
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +41,6 @@ from pardnn.backends.torch.user_step.content_guards import (
     reads_environment,
     shared_values,
 )
-from pardnn.backends.torch.user_step.group_guards import tensors_of_groups
 from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     AttributeGuards,
@@ -49,7 +51,12 @@ from pardnn.backends.torch.user_step.item_guards import (
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import PLAIN, argument_names, dotted, walk_objects
-from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
+from pardnn.backends.torch.user_step.parameter_guards import (
+    ParameterGuards,
+    hook_tables,
+    tensors_of_groups,
+)
+from pardnn.backends.torch.user_step.references import behind_proxy, referred
 from pardnn.backends.torch.user_step.slots import slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
@@ -151,10 +158,14 @@ class Guards:
         stack = [(name, start)]
         while stack:
             path, value = stack.pop()
-            if isinstance(value, tuple):
+            value = behind_proxy(value)
+            if isinstance(value, frozenset):
+                stack += [(dotted(path, key), each) for key, each in referred(value)]
+            elif isinstance(value, tuple):
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
             elif not isinstance(value, (torch.Tensor, *VALUES)) and id(value) not in self._seen:
                 self._seen[id(value)] = value
+                stack += [(dotted(path, key), each) for key, each in referred(value)]
                 stack += reversed(list(self._children(path, value)))
 
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -172,6 +183,12 @@ class Guards:
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield path, gc.get_referents(value)[0]
+        elif isinstance(value, weakref.ref):
+            self._attributes.add(f"{path}()", functools.partial(weakref.ref.__call__, value))
+        elif isinstance(value, logging.Logger):
+            self._attributes.add(f"the level of {path}", functools.partial(_level, value))
+        elif isinstance(value, threading.Event):
+            self._attributes.add(f"{path}.is_set()", value.is_set)
         elif isinstance(value, contextvars.ContextVar):
             get = functools.partial(value.get, None)
             self._attributes.add(f"{path}.get()", get)
@@ -288,8 +305,9 @@ class Guards:
             return
         used = {name for name in names_in(function.__code__) if name in function.__globals__}
         name = function.__name__
-        self._rebindable(name, function, ("__defaults__", "__kwdefaults__"))
-        defaults = (function.__defaults__ or (), *(function.__kwdefaults__ or {}).values())
+        # An editor that reloads a module puts other code into its functions.
+        self._rebindable(name, function, ("__code__", "__defaults__", "__kwdefaults__"))
+        defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
         yield from ((f"{name}.default", item) for item in defaults)
         yield from self._container(name, function.__dict__, self._used.__contains__)
         namespace = function.__globals__
@@ -316,6 +334,11 @@ def _own_step(optimizer: torch.optim.Optimizer) -> Any:
     step = optimizer.__dict__.get("step")
     step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
     return None if step is type(optimizer).step else step
+
+
+def _level(logger: logging.Logger) -> int:
+    """Return the lowest level of the records that a logger takes."""
+    return max(logger.getEffectiveLevel(), logger.manager.disable + 1)
 
 
 def _is_users_code(value: Any) -> bool:

@@ -17,6 +17,7 @@ import inspect
 import io
 import random
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
@@ -27,6 +28,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.references import BYTES, behind_proxy, referred
 from pardnn.backends.torch.user_step.slots import GlobalName, Slot, has_attributes, items_of
 from pardnn.backends.torch.user_step.used_names import users_functions
 
@@ -46,7 +48,7 @@ OPAQUE_PACKAGES = frozenset({
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
-_UNSEEN = (set, bytearray, random.Random, np.random.Generator, np.random.RandomState, Iterator)
+_UNSEEN = (set, random.Random, np.random.Generator, np.random.RandomState, Iterator)
 _MAX_OBJECTS = 2_000_000
 #: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
 ARGUMENTS = "()"
@@ -172,6 +174,8 @@ def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
 
 def dotted(prefix: str, key: Any) -> str:
     """Return "prefix.key", or "key" alone where there is no prefix."""
+    if isinstance(key, weakref.ref):
+        key = type(key()).__name__
     return f"{prefix}.{key}" if prefix else str(key)
 
 
@@ -180,7 +184,8 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
     stack = [start]
     while stack:
         entry = stack.pop()
-        value = entry.value
+        value = behind_proxy(entry.value)
+        entry = entry if value is entry.value else entry._replace(value=value, slot=None)
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)
         elif isinstance(value, PLAIN):
@@ -190,6 +195,8 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
             stack.extend(reversed(list(_tuple_items(entry))))
         elif id(value) not in objects.seen and len(objects.seen) < _MAX_OBJECTS:
             objects.seen[id(value)] = value
+            others = [entry.child(key, each, numeric=False) for key, each in referred(value)]
+            stack.extend(each for each in others if not isinstance(each.value, torch.Tensor))
             stack.extend(reversed(list(_children(objects, entry))))
 
 
@@ -233,6 +240,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         yield from _function_children(objects, entry)
     elif isinstance(value, np.ndarray | np.generic):
         objects.arrays.append(entry)
+    elif isinstance(value, BYTES):
+        objects.unseen.append(entry)
     elif _is_walked(value):
         yield from _object_children(objects, entry)
     elif isinstance(value, _UNSEEN) and not isinstance(value, io.IOBase):

@@ -1,22 +1,30 @@
-"""Guards on parameters: what is set on them besides their data.
+"""Guards on parameters: what is set on them besides their data, and tensors beside them in groups.
 
 Problem: a step reads `requires_grad`, `grad` and hooks of every parameter, and Python reads one of
 them at a time. Idea: the first two are asked for only after a word of memory that holds them has
 changed (`tensor_words`); hooks only after some hook was registered anywhere, which torch counts.
+
+Numbers in `param_groups` are read at each call, and tensors there, `Adam(lr=torch.tensor(0.01))`,
+are sources of the graph. torch leaves one tensor in the defaults and in every group: it is one
+source, whichever of these places is given another tensor later. So a tensor that several places
+hold is guarded by identity, and of any other only shape and type.
 
 Complexity: O(parameters) a call.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.item_guards import Change, ItemGuard
+from pardnn.backends.torch.user_step.object_graph import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -77,3 +85,33 @@ def _short_text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return value if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+
+
+def tensors_of_groups(
+    path: str, optimizer: torch.optim.Optimizer
+) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
+    """Return guards on the tensors of all groups: on which they are, and on what kind they are.
+
+    Args:
+        path: Dotted path to the optimizer.
+        optimizer: Of the step.
+    """
+    named = {f"{path}.param_groups.{i}": g for i, g in enumerate(optimizer.param_groups)}
+    defaults = getattr(optimizer, "defaults", {})  # a wrapper may not have called `__init__`
+    held = [*defaults.values(), *(x for g in named.values() for x in g.values())]
+    count = Counter(id(value) for value in held if isinstance(value, torch.Tensor))
+    guards, kinds = [], []
+    for name, group in named.items():
+        keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
+        shared = [key for key in keys if count[id(group[key])] > 1]
+        guards.append(ItemGuard(name, group, ["params", *shared]))
+        kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
+    return guards, kinds
+
+
+def _kind_at(group: Mapping[str, Any], key: str) -> Any:
+    """Return what a graph takes for granted of a tensor in a group; other values themselves."""
+    value = group.get(key)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, value.shape, value.device, value.requires_grad

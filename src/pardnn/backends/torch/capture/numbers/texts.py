@@ -11,6 +11,7 @@ looks at the text, at its length, say, makes something else in each, and is refu
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,11 @@ class Texts:
         if at < len(text):
             yield text[at:]
 
+    def drop(self, text: str) -> None:
+        """Take a text that nobody is told for a told one: a log record below the level."""
+        for _ in self.pieces(text):
+            pass
+
     @property
     def untold(self) -> tuple[str | None] | None:
         """The user's line of a text that was not told; None if there is none."""
@@ -115,7 +121,21 @@ def texts_marked(texts: Texts) -> Iterator[None]:
         for kind in (torch.Tensor, torch.nn.Parameter):
             patch(kind, "__repr__", _marking(kind.__repr__, texts))
         patch(torch.Tensor, "__format__", formatted)
+        patch(logging.Logger, "isEnabledFor", _dropping(texts, logging.Logger.isEnabledFor))
         yield
+
+
+def _dropping(texts: Texts, real: Callable[..., bool]) -> Callable[..., bool]:
+    """Return what tells whether a logger takes a record; texts of one that it does not are lost."""
+
+    def is_enabled(logger: logging.Logger, level: int) -> bool:
+        is_taken, frame = real(logger, level), sys._getframe(1)
+        if not is_taken and frame.f_globals.get("__name__") == "logging":
+            for each in (frame.f_locals.get("msg"), *frame.f_locals.get("args", ())):
+                texts.drop(str(each) if isinstance(each, str) else "")
+        return is_taken
+
+    return is_enabled
 
 
 def _marking(real: Callable[..., str], texts: Texts) -> Callable[..., str]:

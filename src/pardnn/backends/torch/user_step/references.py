@@ -1,0 +1,60 @@
+"""What values refer to beside their attributes and items: weak references, members and keys.
+
+A callback in a set, a module that is a key, an object behind a weak reference: what they hold
+decides a step as anything else does.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+#: What changes in place and holds bytes alone; all values of `ctypes` are of one class.
+BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
+#: What has nothing of its own to look into.
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), type, torch.Tensor)
+_WEAK_CONTAINERS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+def behind_proxy(value: Any) -> Any:
+    """Return what a weak proxy stands for, and any other value itself; None if that is gone."""
+    if type(value) not in _PROXIES:
+        return value
+    try:
+        return value.__sizeof__.__self__
+    except ReferenceError:
+        return None
+
+
+def referred(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value refers to that is no attribute and no item, and what to call it.
+
+    Members of sets have no order that is the same on all ranks, so they are called by their types.
+
+    Args:
+        value: Any object.
+    """
+    if isinstance(value, weakref.ref):
+        found = value()
+        if found is not None:
+            yield type(found).__name__, found
+        return
+    if isinstance(value, _WEAK_CONTAINERS):
+        yield "data", value.data
+        return
+    if type(value).__module__ == "multiprocessing.sharedctypes" and hasattr(value, "get_obj"):
+        yield "value", value.get_obj()
+        return
+    members: Any = ()
+    if isinstance(value, dict | set | frozenset):
+        members = list(value)  # of a dictionary, the keys
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        members = value.flat
+    yield from ((type(each).__name__, each) for each in members if not isinstance(each, _ATOMS))

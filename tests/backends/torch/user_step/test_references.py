@@ -1,0 +1,208 @@
+"""What a step reads through weak references, members of sets, keys, shared values and modes."""
+
+import array
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, small
+
+
+class Held:
+    """An object that no attribute of the step leads to."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def scaled(self) -> float:
+        """Return the number that changes."""
+        return self.scale
+
+
+def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = weigh(F.mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model, held]
+
+
+def assert_follows(weigh: Callable[[Any], Any], change: Callable[[int], Any]) -> None:
+    def between(i: int, args: Any) -> None:
+        change(i)
+
+    assert_leaves_as_eager(lambda: weighed(weigh), 4, between=between)
+
+
+MADE: dict[str, Callable[[Held], Any]] = {
+    "ref": weakref.ref,
+    "method": lambda held: weakref.WeakMethod(held.scaled),
+    "proxy": weakref.proxy,
+    "WeakSet": lambda held: weakref.WeakSet([held]),
+    "WeakKeyDictionary": lambda held: weakref.WeakKeyDictionary({held: 2}),
+    "WeakValueDictionary": lambda held: weakref.WeakValueDictionary({"a": held}),
+    "set": lambda held: {held},
+    "frozenset": lambda held: frozenset([held]),
+    "keys": lambda held: {held: 1},
+    "array of objects": lambda held: np.array([held], dtype=object),
+}
+READS: dict[str, Callable[[Any], float]] = {
+    "ref": lambda made: made().scale,
+    "method": lambda made: made()(),
+    "proxy": lambda made: made.scale,
+    "WeakValueDictionary": lambda made: made["a"].scale,
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_an_object_behind_a_reference_is_guarded(kind: str) -> None:
+    held = Held()
+    made, read = MADE[kind](held), READS.get(kind, _sum)
+    assert_follows(lambda loss: loss * read(made), lambda i: setattr(held, "scale", 1.0 + i))
+
+
+def _sum(made: Any) -> float:
+    return sum(each.scale for each in made)
+
+
+def test_a_number_that_a_step_counts_behind_a_reference_is_written() -> None:
+    def make() -> Any:
+        held = Held()
+        ref, items = weakref.ref(held), weakref.WeakKeyDictionary({held: 1.0})
+
+        def weigh(loss: Any) -> Any:
+            ref().scale += 1  # type: ignore[union-attr]
+            items[held] *= 0.5
+            return loss * items[held]
+
+        step, args, _ = weighed(weigh)
+        return step, args, lambda: [held.scale, list(items.values())]
+
+    assert assert_leaves_as_eager(make, 4) == 1
+
+
+def test_what_holds_bytes_is_compared_by_its_content() -> None:
+    of_array, of_ctypes = array.array("d", [1.0]), ctypes.c_double(1.0)
+    shared, view = multiprocessing.Value("d", 1.0), memoryview(array.array("d", [1.0]))
+    assert_follows(lambda x: x * of_array[0], lambda i: of_array.__setitem__(0, 1.0 + i))
+    assert_follows(lambda x: x * of_ctypes.value, lambda i: setattr(of_ctypes, "value", 1.0 + i))
+    assert_follows(lambda x: x * shared.value, lambda i: setattr(shared, "value", 1.0 + i))
+    assert_follows(lambda x: x * view[0], lambda i: view.__setitem__(0, 1.0 + i))
+
+
+def test_a_step_that_writes_such_bytes_is_refused() -> None:
+    shared = multiprocessing.Value("d", 1.0)
+
+    def weigh(loss: Any) -> Any:
+        shared.value += 1
+        return loss
+
+    with pytest.raises(UnsupportedError, match="the step changes Python state"):
+        assert_follows(weigh, lambda i: None)
+
+
+def test_an_event_and_the_level_of_a_logger_are_guarded() -> None:
+    event, log = threading.Event(), logging.getLogger("of a step")
+    log.setLevel(logging.INFO)
+    assert_follows(
+        lambda x: x * 2 if event.is_set() else x, lambda i: event.set() if i == 2 else event.clear()
+    )
+    assert_follows(
+        lambda x: x * 2 if log.isEnabledFor(logging.DEBUG) else x,
+        lambda i: log.setLevel(logging.DEBUG if i == 2 else logging.INFO),
+    )
+
+
+def test_records_below_the_level_are_lost_and_those_above_are_told() -> None:
+    class Kept(logging.Handler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[str] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.kept.append(record.getMessage())
+
+    def make() -> Any:
+        log = logging.getLogger("of a step that tells")
+        log.setLevel(logging.INFO)
+        log.handlers = [Kept()]
+
+        def weigh(loss: Any) -> Any:
+            log.debug(f"at {loss.item():.3f}")
+            log.debug("also at %s", f"{loss.item()}")
+            return loss
+
+        step, args, _ = weighed(weigh)
+        return step, args, lambda: log.handlers[0].kept
+
+    def between(i: int, args: Any) -> None:
+        logging.getLogger("of a step that tells").setLevel([logging.INFO, logging.DEBUG][i == 2])
+
+    assert assert_leaves_as_eager(make, 4, between=between) == 2
+
+
+def test_other_code_and_keyword_defaults_of_a_function_are_seen() -> None:
+    def weigh(loss: Any, *, scale: float = 1.0) -> Any:
+        return loss * scale
+
+    def tripled(loss: Any, *, scale: float = 1.0) -> Any:
+        return loss * 3 * scale
+
+    codes = weigh.__code__, tripled.__code__
+    assert_follows(lambda x: weigh(x), lambda i: setattr(weigh, "__code__", codes[i == 2]))
+    defaults: dict[str, Any] = weigh.__kwdefaults__  # type: ignore[assignment]
+    assert_follows(lambda x: weigh(x), lambda i: defaults.update(scale=1.0 + i))
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    """Doubles what `torch.tanh` gives."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.tanh else found
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        Doubled,
+        lambda: torch.device("cpu"),
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x),
+    ],
+)
+def test_modes_around_a_call_are_seen(around: Callable[[], Any]) -> None:
+    def make() -> Any:
+        return weighed(lambda x: x * torch.ones(()))
+
+    def calls(step: Any, args: Any) -> list[Any]:
+        def one(i: int) -> Any:
+            with around() if i == 2 else contextlib.nullcontext():
+                return step(*args)
+
+        return left_by(one, None, 4)
+
+    step, args, _ = make()
+    expected = calls(step, args)
+    step, args, _ = make()
+    fast = parallelize(step, *args, device="cpu", decide=lambda graph, n, _: random_plan(graph, n))
+    assert calls(fast, args[2:]) == expected
+    assert fast.captures == 2
+    fast.close()
