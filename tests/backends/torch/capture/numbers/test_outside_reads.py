@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import email.utils
 import os
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -72,6 +74,35 @@ def test_a_look_at_a_file_is_refused_with_its_path_and_line(name: str, tmp_path:
     assert "test_outside_reads.py:" in caught.value.details["source"]
 
 
+def connected() -> float:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname()).close()
+    return 1.0
+
+
+ASKED: dict[str, Callable[[], float]] = {
+    "program": lambda: float(subprocess.check_output(["echo", "1"])),
+    "shell": lambda: 1.0 + os.system("true"),
+    "connection": connected,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_step_that_asks_another_process_is_refused_by_its_line(name: str) -> None:
+    with pytest.raises(UnsupportedError, match="starts a program or opens a connection") as caught:
+        stepping(ASKED[name])
+    assert "test_outside_reads.py:" in caught.value.details["source"]
+
+
+def test_dates_of_numpy_that_are_given_are_what_they_are() -> None:
+    def of_a_day() -> float:
+        day = np.datetime64("2026-11-26")
+        assert isinstance(day, np.datetime64)
+        return 1.0 + float((day - np.datetime64("2026-11-25")).astype(int))
+
+    stepping(of_a_day)
+
+
 def spent() -> float:
     begun = perf_counter()
     STATE.spent += time.perf_counter() - begun
@@ -97,6 +128,8 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "process": lambda: 1.0 + time.process_time() // 3600,
     "thread": lambda: 1.0 + time.thread_time() // 3600,
     "of the system": lambda: 1.0 + time.clock_gettime(time.CLOCK_REALTIME) // 3600 % 24,
+    "of NumPy": lambda: 1.0 + float(np.datetime64("now").astype(int) // 3600 % 24),
+    "today of NumPy": lambda: 1.0 + float(np.datetime64("today", "D").astype(int)),
     "in nanoseconds": lambda: 1.0 + time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 3600 // 10**9,
 }
 

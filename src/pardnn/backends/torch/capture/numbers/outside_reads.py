@@ -18,6 +18,8 @@ import datetime
 import functools
 import io
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +37,10 @@ from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
           (os, "listdir"), (os, "scandir"), (os, "access"), (os, "readlink"), (np, "fromfile"),
           (torch, "from_file"))  # fmt: skip
+#: What starts programs, and what opens connections: `requests`, `urllib` and the like.
+_OTHERS = (
+    (os, "system"), (subprocess.Popen, "_execute_child"), (socket.socket, "connect"),
+)  # fmt: skip
 #: What Python and torch look up for themselves, below the user's line.
 _INTERNAL = (
     "pardnn",
@@ -57,20 +63,20 @@ _SHOWN_MOMENT = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftim
 
 
 class Look(NamedTuple):
-    """A look at a file or folder.
+    """A look at a file or folder, or beyond the process.
 
     Attributes:
-        path: As the step gives it.
+        path: As the step gives it; None of a program or a connection.
         line: "file.py:line" of the user's code; None if unknown.
     """
 
-    path: str
+    path: str | None
     line: str | None
 
 
 @contextlib.contextmanager
 def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
-    """Note the files and folders that the user's code looks at, while the context is open.
+    """Note what the user's code looks at outside of the process, while the context is open.
 
     Args:
         line: Returns the user's line that runs.
@@ -82,6 +88,9 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
             stack.enter_context(
                 mock.patch.object(owner, name, noted.calls_of(getattr(owner, name)))
             )
+        for owner, name in _OTHERS:
+            new = noted.calls_of(getattr(owner, name), of_files=False)
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield found
 
 
@@ -92,7 +101,7 @@ class _Noted:
         self._found, self._line, self._is_noting = found, line, False
         self._thread = threading.get_ident()
 
-    def calls_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def calls_of(self, real: Callable[..., Any], *, of_files: bool = True) -> Callable[..., Any]:
         """Return a function that notes each call of `real`, and makes it."""
 
         @functools.wraps(real)
@@ -100,7 +109,11 @@ class _Noted:
             if not self._is_noting and threading.get_ident() == self._thread:
                 self._is_noting = True
                 try:
-                    self._note(next(iter([*args, *kwargs.values()]), "."))
+                    path = next(iter([*args, *kwargs.values()]), ".")
+                    if of_files:
+                        self._note(path)
+                    elif _is_of_users(sys._getframe(1)):
+                        self._found.append(Look(None, self._line()))
                 finally:
                     self._is_noting = False
             return real(*args, **kwargs)
@@ -142,7 +155,11 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
             stack.enter_context(mock.patch.object(owner, name, new))
         for function in functions:
             space = function.__globals__
-            for key in names_in(function.__code__):
+            names = names_in(function.__code__)
+            if "datetime64" in names:
+                new = _later_numpy_dates(number * APART_S, _asked_by_user())
+                stack.enter_context(mock.patch.object(np, "datetime64", new))
+            for key in names:
                 real = space.get(key)
                 if id(real) in shifted:  # mock.patch.dict would undo all that the step sets
                     space[key] = shifted[id(real)]
@@ -223,3 +240,23 @@ def _later_dates(real: type[Any], by_s: int, is_asked: Callable[[], bool]) -> ty
             return later
 
     return Stand(real.__name__, (real,), {})
+
+
+def _later_numpy_dates(by_s: int, is_asked: Callable[[], bool]) -> type[Any]:
+    """Return what stands for `numpy.datetime64`; only "now" and "today" are later."""
+    real = np.datetime64
+
+    class Stand(type):
+        def __call__(cls, *args: Any) -> Any:
+            made = real(*args)
+            if str(next(iter(args), "")) not in ("now", "today") or not is_asked():
+                return made
+            return (made + np.timedelta64(by_s, "s")).astype(made.dtype)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, real)
+
+        def __getattribute__(cls, name: str) -> Any:
+            return getattr(real, name)
+
+    return Stand("datetime64", (), {})

@@ -42,13 +42,21 @@ def changed_setting(name: str, where: str | None) -> UnsupportedError:
     )
 
 
-def outside_look(path: str, where: str | None) -> UnsupportedError:
-    """Return E804: a step that reads, writes or looks for a file.
+def outside_look(path: str | None, where: str | None) -> UnsupportedError:
+    """Return E804: a step that reads, writes or looks for a file, or asks another process.
 
     Args:
-        path: Of the file or folder.
+        path: Of the file or folder; None of a program or a connection.
         where: "file.py:line" of the user's code; None if unknown.
     """
+    if path is None:
+        return error_at(
+            where,
+            f"the step starts a program or opens a connection{at(where)}: capture alone would do\n"
+            "so, and what comes back would be frozen in the graph.\n"
+            "Do it between two calls, and pass what comes back as an argument.",
+            "E804",
+        )
     return error_at(
         where,
         f"the step looks at the file or folder {shown(path)}{at(where)}: what it finds would be\n"
