@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,41 @@ def test_state_that_lies_on_the_host_stays_there() -> None:
         check_state_kept(graph, moved, there)
 
 
+def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
+    graph = states([MIB] * 4)  # 8 MiB a device, cut in two
+    tight, roomy = (Cluster.uniform(2, memory=size * MIB) for size in (5, 64))
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, tight, "tofu", reserve=0.0)
+    made = pardnn.plan(graph, tight, "tofu", reserve=0.0, offload=True)
+    plan = plan_from_json(plan_to_json(made))
+    assert plan.partition is not None
+    assert plan.offload == ("s0@0", "s0@1", "s1@0", "s1@1", "s2@0", "s2@1")
+    assert "optimizer state on the host: 12 MiB in 6 shards" in plan.notes  # one is there at a time
+    check_plan(graph, plan)
+    assert plan.predicted is not None
+    assert max(plan.predicted.peak_bytes) <= 5 * MIB
+    seconds = simulate(graph, plan).makespan_s
+    assert seconds == pytest.approx(plan.predicted.makespan_s)
+    there = pardnn.state_in_place(graph, plan)
+    again = pardnn.plan(graph, roomy, "tofu", reserve=0.0, state=there)
+    assert again.offload == plan.offload
+    assert pardnn.plan(graph, roomy, "tofu", reserve=0.0, offload=True).offload is None
+    with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
+        pardnn.plan(graph, Cluster.uniform(2, memory=MIB), "tofu", reserve=0.0, offload=True)
+
+
+def test_a_copy_in_another_place_is_found_in_a_cut_plan() -> None:
+    plan = pardnn.plan(states([MIB] * 4), Cluster.uniform(2, memory=5 * MIB), "tofu", reserve=0.0,
+                       offload=True)  # fmt: skip
+    first = plan.order[0]
+    late = (*(name for name in first if name != "s0@0<host"), "s0@0<host")
+    early = ("s0@0>host", *(name for name in first if name != "s0@0>host"))
+    for row in (late, early):
+        spoilt = dataclasses.replace(plan, order=(row, *plan.order[1:]), predicted=None)
+        with pytest.raises(InvalidPlanError):
+            check_plan(states([MIB] * 4), spoilt)
+
+
 def test_what_does_not_fit_on_the_host_either_is_told() -> None:
     with pytest.raises(InfeasibleError, match="E301"):
         offloaded(states([MIB] * 4), 3 * MIB)
@@ -123,12 +160,6 @@ def test_an_error_names_the_option_that_was_tried(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InfeasibleError) as failure:
         planned(graph, small, PlanOptions(reserve=0.0))
     assert "--offload" not in str(failure.value)
-
-
-@pytest.mark.parametrize("algorithm", ["tofu", "zero-1"])
-def test_cuts_do_not_take_it(algorithm: str) -> None:
-    with pytest.raises(UsageError, match="on the host are placed whole"):
-        PlanOptions(algorithm=algorithm, offload=True)
 
 
 def test_constraints_do_not_take_it() -> None:

@@ -15,11 +15,10 @@ from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
-from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import limit_tried, suggestions
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
-from pardnn.planner.offloaded import all_on_host
+from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
@@ -170,7 +169,7 @@ def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
         begin: When tries began, on the monotonic clock.
     """
     options, num_ops = problem.options, len(problem.graph.ops)
-    if options.algorithm in SHARDED or options.policy != "order" or num_ops > CHEAP_OPS:
+    if options.policy != "order" or num_ops > CHEAP_OPS:
         return [], []
     untried: list[str] = []
     again = ["--recompute"] if _fits_recomputed(problem) else []

@@ -24,7 +24,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
-from pardnn.planner.offloaded import all_on_host
+from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome, decide
 from pardnn.planner.problem import Problem

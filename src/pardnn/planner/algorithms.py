@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pardnn.errors import UsageError, did_you_mean
 from pardnn.place.baselines.contiguous import place_contiguous
@@ -149,27 +149,6 @@ def solvers_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
         for name, (max_ops, module) in AUTO_SOLVERS.items()
         if num_ops <= max_ops and importlib.util.find_spec(module) is not None
     )
-
-
-def whole_op_algorithms(names: Sequence[str], what: str, option: str) -> list[str]:
-    """Return the algorithms that place whole ops.
-
-    Args:
-        names: Algorithms to run.
-        what: Is placed so, for people: "microbatches are placed".
-        option: That asks for it.
-
-    Raises:
-        UsageError: E225, if there is none: the state lies cut over all devices.
-    """
-    placing = [name for name in names if name not in SHARDED]
-    if not placing:
-        raise UsageError(
-            f"the state lies cut over all devices, and {what}: no such plan leaves it where it is."
-            f"\nPlan without {option}.",
-            code="E225",
-        )
-    return placing
 
 
 def is_polished(algorithm: str, num_ops: int) -> bool:

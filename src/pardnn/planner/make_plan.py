@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 
@@ -37,7 +38,7 @@ from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH, decide_cut_pieces
 from pardnn.planner.microbatches.decide import decide_microbatched
-from pardnn.planner.offloaded import decide_offloaded, lies_on_host
+from pardnn.planner.offload.placed import decide_offloaded, lies_on_host
 from pardnn.planner.portfolio import Decide, Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
@@ -130,9 +131,7 @@ def _decided(problem: Problem) -> Outcome:
     algorithm = problem.options.algorithm
     pair = mixed_parts(algorithm)
     if pair is not None:
-        return _on_devices(
-            problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once)
-        )
+        return _best_of(problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once))
     names, pieces = algorithms_of(problem), problem.options.microbatches
     if pieces in (None, 1):
         return _best_of(problem, names)
@@ -182,12 +181,13 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
     return is_timed and is_polished(options.algorithm, num_ops)
 
 
-def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
+def _best_of(problem: Problem, names: Sequence[str], decide: Decide | None = None) -> Outcome:
     """Run algorithms on a problem; state may be on the host if the options say so."""
     problem = constrained(problem)
     if problem.options.offload or lies_on_host(problem):
-        return decide_offloaded(problem, names, _on_devices)
-    return _on_devices(problem, names)
+        within = functools.partial(_on_devices, decide=decide)
+        return decide_offloaded(problem, names, within)
+    return _on_devices(problem, names, decide)
 
 
 def _on_devices(problem: Problem, names: Sequence[str], decide: Decide | None = None) -> Outcome:

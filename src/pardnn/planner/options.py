@@ -81,10 +81,9 @@ class PlanOptions:
             raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
         if self.recompute:
-            self._check_placed("ops that are called a second time run in a fixed order", cuts=False)
+            self._check_ordered("ops that are called a second time run in a fixed order")
         if self.offload:
-            what = "ops whose state is on the host are placed whole, in a fixed order"
-            self._check_placed(what, cuts=cuts_ops(self.algorithm))
+            self._check_ordered("ops whose state is on the host run in a fixed order")
         if self.policy != "order" and cuts_ops(self.algorithm):
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
@@ -143,20 +142,16 @@ class PlanOptions:
                 code="E246",
             )
 
-    def _check_placed(self, what: str, *, cuts: bool) -> None:
-        """Check that the algorithm places ops in a fixed order.
+    def _check_ordered(self, what: str) -> None:
+        """Check that ops run in the plan's own order.
 
         Args:
-            what: Is placed so, for people.
-            cuts: Whether it cuts them, and places none.
+            what: Needs that, for people.
         """
-        if not cuts and self.policy == "order":
-            return
-        other = self.algorithm if cuts else f"policy {self.policy}"
-        instead = "use auto, auto-whole, or a placement's algorithm"
         if self.policy != "order":
-            instead = "use the policy order"
-        raise UsageError(f"{what}, which {other} does not do; {instead}.")
+            raise UsageError(
+                f"{what}, which policy {self.policy} does not keep; use the policy order."
+            )
 
     def _check_microbatches(self) -> None:
         wanted = self.microbatches
@@ -164,7 +159,7 @@ class PlanOptions:
             return
         if wanted != "auto" and wanted < 1:
             raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
-        self._check_placed("microbatches are placed, piece by piece", cuts=False)
+        self._check_ordered("microbatches run in a fixed order")
         if demanded := cutting(self.constraints):
             raise UsageError(
                 f"{shown(str(demanded[0]))} is of the whole batch, and does not hold for "

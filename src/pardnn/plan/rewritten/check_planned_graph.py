@@ -55,9 +55,6 @@ def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
 
 def _on_host(graph: Graph, plan: Plan) -> Iterator[str]:
     """Check what follows from state on the host."""
-    if plan.partition is not None:
-        yield "offload: a plan that cuts every op over the devices has all state on them"
-        return
     assert plan.offload is not None
     try:
         rewritten = called_once(graph, plan)

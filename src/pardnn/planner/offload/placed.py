@@ -10,8 +10,9 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import span_bytes
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.plan.rewritten.offload import graph_with_host, may_offload
-from pardnn.planner.algorithms import whole_op_algorithms
+from pardnn.planner.algorithms import cuts_ops
 from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.offload.cut import decide_cut_offloaded
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
@@ -32,11 +33,12 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
 
     Raises:
         InfeasibleError: E301, if nothing fits either way.
-        UsageError: E225, if the state lies cut over all devices.
     """
-    placing = whole_op_algorithms(names, "ops whose state is on the host are whole", "offload")
+    placing = [name for name in names if not cuts_ops(name)]
     started = time.perf_counter()
     stays, movable = _movable(problem)
+    if not placing:
+        return decide_cut_offloaded(problem, names, decide, stays)
 
     def tried(count: int) -> Outcome | None:
         check_time()
@@ -71,17 +73,20 @@ def all_on_host(problem: Problem, names: Sequence[str], decide: Decide) -> Outco
 
     Raises:
         InfeasibleError: E301, if none fits.
-        UsageError: E225, if the state lies cut over all devices.
     """
     stays, movable = _movable(problem)
-    placing = whole_op_algorithms(names, "ops whose state is on the host are whole", "offload")
+    placing = [name for name in names if not cuts_ops(name)]
+    if not placing:
+        return decide_cut_offloaded(problem, names, decide, stays)
     return on_host(problem, {*stays, *movable}, placing, decide)
 
 
 def _movable(problem: Problem) -> tuple[list[str], list[str]]:
     """Return the states that lie on the host, and those that may be put there, largest first."""
     held = {} if problem.state is None else problem.state.held
-    free = [op for op in may_offload(problem.graph) if op.name not in held]
+    whole = problem.cut.whole if problem.cut else problem.graph
+    known = {op.name for op in may_offload(whole)}  # it tells what the step returns
+    free = [op for op in may_offload(problem.graph) if op.name not in held and op.name in known]
     free.sort(key=lambda op: -span_bytes(op.outputs[0]))
     return lies_on_host(problem), [op.name for op in free]
 

@@ -1,0 +1,195 @@
+"""Plans that cut ops, with the devices' shards of optimizer state on the host.
+
+Problem: state on the host is a graph with copies of it, and a cut of that graph would have to know
+what a copy is.
+Idea: a cut plan is a placement of its local ops, in which each shard of a state is a source of its
+own. So the plan is made first, for more memory than there is; then the shards of as few states as
+are needed go to the host, and the copies stand in each device's order right before the first op
+that reads the shard and right after the last that writes it.
+Complexity: a plan for each of a few limits, and for each a simulation for each step of a bisection.
+Deviations: a shard that is sent as it is stays on its device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from pardnn.cost.costs import Costs
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import FROM_HOST, TO_HOST, Graph, span_bytes
+from pardnn.place.colocation import closed_arrays
+from pardnn.place.infeasible import infeasible
+from pardnn.place.ordering.fit import fits
+from pardnn.plan.plan import Plan, on_devices, plan_arrays, planned_graph
+from pardnn.plan.rewritten.offload import may_offload
+from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import LARGER, rewritten_costs
+from pardnn.planner.search_log import SearchLog
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
+from pardnn.time_limit import check_time
+
+
+def decide_cut_offloaded(
+    problem: Problem, names: Sequence[str], decide: Decide, stays: Iterable[str] = ()
+) -> Outcome:
+    """Return the fastest plan found, with as little state on the host as makes each fit.
+
+    Args:
+        problem: What to plan.
+        names: Algorithms that cut ops.
+        decide: Runs them on a problem, and returns the best outcome.
+        stays: States that lie on the host.
+
+    Raises:
+        InfeasibleError: E301, of the plan that came nearest, if none fits either way.
+    """
+    started, kept = time.perf_counter(), set(stays)
+    best: Outcome | None = None
+    failure: InfeasibleError | None = None
+    try:
+        best = None if kept else decide(problem, names)
+    except InfeasibleError as error:
+        failure = error
+    for base in _larger(problem, names, decide) if best is None else ():
+        try:
+            found = _least(problem, base, kept)
+        except InfeasibleError as error:
+            failure = error
+            continue
+        if best is None or found.makespan_s < best.makespan_s:
+            best = found
+            problem.log.keep(found, problem.options.objective)
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best._replace(planning_s=time.perf_counter() - started)
+
+
+def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:
+    """Yield plans for more memory than there is: what goes to the host is to make them fit."""
+    for factor in LARGER:
+        check_time()
+        devices = (
+            dataclasses.replace(d, memory=d.memory and factor and int(d.memory * factor))
+            for d in problem.cluster.devices
+        )
+        larger = dataclasses.replace(problem.cluster, devices=tuple(devices))
+        log = SearchLog(within=problem.log, part="cut for a larger limit, ")
+        try:
+            yield decide(dataclasses.replace(problem, cluster=larger, log=log), names)
+        except InfeasibleError:
+            continue
+
+
+def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
+    """Return a plan with as few states on the host as let it fit, the largest first.
+
+    Raises:
+        InfeasibleError: E301, if it does not fit with all of them there.
+    """
+    assert base.sharded is not None
+    shards = _shards(problem, base.sharded.plan)
+    free = sorted(shards.keys() - kept, key=lambda name: (-_bytes(problem, name), name))
+
+    def tried(count: int) -> Outcome | None:
+        check_time()
+        chosen = {each for name in (*kept, *free[:count]) for each in shards.get(name, ())}
+        found = _with_copies(problem, base, chosen)
+        assert found.sharded is not None
+        is_fitting = fits(found.sharded.graph.arrays, found.plan, problem.capacities)
+        if not is_fitting and count == len(free):
+            local = found.sharded.graph
+            how = ", with optimizer state on the host,"
+            group = closed_arrays(local).group
+            raise infeasible(local, found.plan, problem.capacities, group, how=how)
+        return found if is_fitting else None
+
+    best, least, most = tried(0), 0, len(free)
+    if best is not None:
+        return best
+    best = tried(most)
+    while least + 1 < most:
+        middle = (least + most) // 2
+        found = tried(middle)
+        best, least, most = (best, middle, most) if found is None else (found, least, middle)
+    assert best is not None  # else the error of the last try was raised
+    return best
+
+
+def _bytes(problem: Problem, name: str) -> int:
+    return next(span_bytes(op.outputs[0]) for op in problem.graph.ops if op.name == name)
+
+
+def _shards(problem: Problem, plan: Plan) -> dict[str, list[str]]:
+    """Return the local sources of each state that may be on the host, by the state's name."""
+    sent = {message.tensor for message in plan.messages}
+    whole = problem.cut.whole if problem.cut else problem.graph
+    movable = {op.name for op in may_offload(whole)}  # the whole graph tells what a step returns
+    found: dict[str, list[str]] = {}
+    for op in may_offload(on_devices(problem.graph, plan)):
+        name = op.name.rpartition("@")[0]
+        if op.outputs[0].name in sent:
+            movable.discard(name)
+        found.setdefault(name, []).append(op.name)
+    return {name: ops for name, ops in found.items() if name in movable}
+
+
+def _with_copies(problem: Problem, base: Outcome, chosen: set[str]) -> Outcome:
+    """Return a cut plan with these local sources on the host, simulated."""
+    sharded = base.sharded
+    assert sharded is not None
+    if not chosen:
+        return base
+    there = on_devices(problem.graph, sharded.plan)
+    offload = tuple(op.name for op in there.ops if op.name in chosen)
+    plan = dataclasses.replace(sharded.plan, offload=offload)
+    local = planned_graph(problem.graph, plan)
+    plan = _ordered(plan, local)
+    known = rewritten_costs(
+        there, _of(sharded.costs, sharded.graph, there), plan, problem.cluster, local
+    )
+    arrays = plan_arrays(local, plan)
+    timeline = simulate(local, machine_of(known, problem.cluster), arrays)
+    sent, seconds = timeline.transfer_bytes(local), timeline.makespan
+    moved = sum(op.outputs[0].bytes for op in there.ops if op.name in chosen)
+    note = f"optimizer state on the host: {moved / (1 << 20):.4g} MiB in {len(offload)} shards"
+    return base._replace(
+        plan=arrays, makespan_s=seconds, transfer_bytes=sent, notes=(*base.notes, note),
+        sharded=sharded._replace(
+            plan=plan, graph=local, costs=known, arrays=arrays, makespan_s=seconds,
+            transfer_bytes=sent,
+        ),
+    )  # fmt: skip
+
+
+def _of(costs: Costs, graph: Graph, there: Graph) -> Costs:
+    """Return the costs of the ops of a graph without second calls."""
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    rows = [number[op.name] for op in there.ops]
+    seconds = {kind: values[rows] for kind, values in costs.seconds.items()}
+    return dataclasses.replace(costs, seconds=seconds)
+
+
+def _ordered(plan: Plan, local: Graph) -> Plan:
+    """Return a plan with the copies beside the ops that use them, on their devices."""
+    ops, placement = {op.name: op for op in local.ops}, dict(plan.placement)
+    loads = {op.outputs[0].name: op.name for op in local.ops if op.kind == FROM_HOST}
+    stores = [op for op in local.ops if op.kind == TO_HOST]
+    rows: list[tuple[str, ...]] = []
+    for device, row in enumerate(plan.order):
+        at = {name: i for i, name in enumerate(row)}
+        ends: dict[str, list[str]] = {}
+        for store in stores:
+            if store.after[0] in at:
+                ends.setdefault(max(store.after, key=lambda name: at[name]), []).append(store.name)
+        found: list[str] = []
+        for name in row:
+            found += [loads.pop(copy) for copy in ops[name].inputs if copy in loads]
+            found += [name, *ends.get(name, ())]
+        placement |= dict.fromkeys(found, device)
+        rows.append(tuple(found))
+    return dataclasses.replace(plan, placement=placement, order=tuple(rows))
