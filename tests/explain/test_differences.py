@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 import pardnn
 from pardnn.explain.case import opened
-from pardnn.explain.differences import _reordered, differences
+from pardnn.explain.differences import _reordered, _rewritten, differences
 from pardnn.explain.moved import judged, moved, plan_of
 from pardnn.graph.build import build_graph
+from pardnn.plan.recompute import SecondCall
 from testbed import hand_graphs
 from tests.strategies import graphs
 
@@ -99,6 +100,19 @@ def test_tensors_that_lie_otherwise_and_pieces():
         assert found.together is None
         assert all(each.alone is None for each in found.moved)
     assert differences(graph, pieces, graph, pieces).same
+    note = "the first plan has the batch in 2 pieces, the second has the batch whole"
+    assert note in differences(graph, pieces, graph, whole).notes
+
+
+def test_second_calls_and_state_on_the_host_are_told():
+    plan = pardnn.plan(hand_graphs.mlp(8, 8, 8, 8), pardnn.Cluster.uniform(2), algorithm="single")
+    rewritten = dataclasses.replace(
+        plan, recompute=(SecondCall(op="a", number=2, readers=("b",)),), offload=("m", "v")
+    )
+    assert _rewritten(plan) == "has the batch whole"
+    assert _rewritten(rewritten) == (
+        "has the batch whole and calls 1 op a second time and has 2 optimizer states on the host"
+    )
 
 
 def test_clusters_that_differ_are_told():

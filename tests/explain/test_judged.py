@@ -71,6 +71,15 @@ def test_waits_fill_the_idle_time_and_chains_lead_to_second_0(graph, seed):
     ends = [call.start_s, *(link.start_s for link in call.chain)]
     assert [link.finish_s for link in call.chain] == ends[:-1]
     assert ends[-1] == 0
+    assert all(link.finish_s > link.start_s for link in call.chain)
+
+
+def test_nothing_is_waited_for_that_takes_no_time():
+    case = case_of(hand_graphs.mlp(64, 64, 64, 64), algorithm="single")
+    first, second = (explain_op(case, subject_of(case, name)).calls[0] for name in ("h", "a"))
+    assert first.start_s == 0
+    assert first.chain == ()
+    assert [(link.op, link.ops) for link in second.chain] == [("h", 1)]
 
 
 def test_half_a_layer_is_the_graph_with_that_layer_half_as_large():

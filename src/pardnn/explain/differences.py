@@ -94,7 +94,22 @@ def _notes(a: Case, b: Case) -> tuple[str, ...]:
         notes[f"costs differ: {a.costs.source} and {b.costs.source}"] = None
     if (a.plan.partition is None) != (b.plan.partition is None):
         notes["one plan places whole ops, the other cuts every op over its devices"] = None
+    each = [_rewritten(case.plan) for case in (a, b)]
+    if each[0] != each[1]:
+        notes[f"the first plan {each[0]}, the second {each[1]}"] = None
     return tuple(notes)
+
+
+def _rewritten(plan: Plan) -> str:
+    """Return what a plan does to the step beside placing and cutting its ops, in words."""
+    pieces = 1 if plan.pieces is None else len(plan.pieces.points) - 1
+    words = ["has the batch whole" if pieces == 1 else f"has the batch in {pieces} pieces"]
+    calls, states = len(plan.recompute or ()), len(plan.offload or ())
+    if calls:
+        words.append(f"calls {calls} op{'s' * (calls > 1)} a second time")
+    if states:
+        words.append(f"has {states} optimizer state{'s' * (states > 1)} on the host")
+    return " and ".join(words)
 
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...]]

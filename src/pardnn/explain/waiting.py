@@ -39,11 +39,13 @@ def _who(case: Case, stretch: Stretch) -> tuple[_Who, int]:
 def chain_of(case: Case, op: int) -> tuple[Link, ...]:
     """Return what an op waits for, the last first, back to second 0.
 
-    Ops of one layer that run in a row on one device are one link.
+    Ops of one layer that run in a row on one device are one link; what takes no time is none.
     """
     found: list[Link] = []
     last: _Who | None = None
     for stretch in chain(case.causes, case.arrays, op):
+        if stretch.finish <= stretch.start:
+            continue
         who, number = _who(case, stretch)
         if who == last and who.what == "compute":
             joined = found[-1]

@@ -85,7 +85,7 @@ BEST, BEST_WHOLE = "auto", "auto-whole"
 
 #: What is tried first where state lies on the devices: the plan that ran before, if it is one for
 #: this graph too.
-BEFORE = "before"
+BEFORE = "the plan before"
 
 #: What `auto` tries, the most promising first: all that need no solver, the last six only where
 #: they are cheap; `modulo` only where pieces of the step are alike, as microbatches are.

@@ -212,7 +212,7 @@ def _none_fits(problem: Problem, nearest: Outcome) -> InfeasibleError:
     graph = nearest.sharded.graph
     group = closed_arrays(graph).group
     count = len(nearest.sharded.plan.recompute or ())
-    how = f", with {count} ops called a second time," if count else ""
+    how = f", with {count} op{'s' * (count > 1)} called a second time," if count else ""
     return infeasible(graph, nearest.plan, problem.capacities, group, how=how)
 
 

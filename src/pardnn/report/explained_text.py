@@ -120,8 +120,9 @@ def _op(result: values.OpExplained) -> Iterator[RenderableType]:
     if result.num_calls > len(result.calls):
         yield f"and {result.num_calls - len(result.calls)} more calls of it"
     if result.moves_with:
-        listed = ", ".join(result.moves_with[:4])
-        yield f"moves with {len(result.moves_with)} other ops: {listed}, ..."[:200]
+        count, listed = len(result.moves_with), ", ".join(result.moves_with[:4])
+        ops, more = "op" if count == 1 else "ops", ", ..." if count > 4 else ""
+        yield f"moves with {count} other {ops}: {listed}{more}"[:200]
     yield from (f"constraint: {each}" for each in result.constraints)
     for name, words in result.layouts.items():
         yield f"{name} lies as ({', '.join(words)})"
