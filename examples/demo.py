@@ -11,7 +11,7 @@ from pathlib import Path
 from pardnn.api.advice import planned
 from pardnn.api.capture import captured
 from pardnn.api.draw import draw_plan
-from pardnn.api.profile import profiled_links
+from pardnn.api.profile import profiled_links, ranks_named
 from pardnn.api.run import run_checked
 from pardnn.backends.entry_point import load_entry_point
 from pardnn.cluster import Cluster
@@ -43,8 +43,9 @@ def main() -> None:
     say(f"\n3. The plan for {DEVICES} devices of {MEMORY}")
     links = profiled_links()  # between two ranks of this machine
     cluster = Cluster.uniform(
-        DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s
-    )
+        DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s,
+        named=ranks_named(),
+    )  # fmt: skip
     # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
     plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))
     say(plan_text(graph, plan, result))

@@ -269,7 +269,7 @@ def test_nothing_and_one_op(opened, tmp_path):
         graph = build_graph(name, ops)
         path = tmp_path / f"{name}.html"
         path.write_text(page_html(report(graph, planned(graph, 1))), encoding="utf-8")
-        assert opened(path).inner_text("h1") == f"{name} on 1 devices"
+        assert opened(path).inner_text("h1") == f"{name} on 1 device"
 
 
 def test_20_000_ops_are_ready_in_3_seconds(opened, tmp_path):

@@ -42,6 +42,7 @@ def test_a_result_with_lists_of_seconds_is_shown() -> None:
     assert "rank0.py" in shown
     assert "250 ms" in shown
     assert "1.5 s" in shown
+    assert "\\n" not in shown
 
 
 def test_names_keep_their_ends_on_a_narrow_terminal() -> None:

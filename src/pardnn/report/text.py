@@ -150,7 +150,7 @@ def _fields(result: Any) -> RenderableType:
         elif isinstance(value, float) and (key.endswith("_s") or key == "seconds"):
             text = seconds_text(value)
         elif key.endswith("_s") and isinstance(value, tuple | list):
-            text = "\n".join(map(seconds_text, value)) or "none"
+            text = tuple(map(seconds_text, value))
         elif key.endswith("bandwidth"):
             text = f"{bytes_text(value)}/s"
         elif isinstance(value, tuple | list):

@@ -42,7 +42,7 @@ def report_of(found: Simulated, record: RunRecord | None = None) -> Report:
     bars = bars_of(found, critical, why, runs)
     plan = found.plan
     return Report(
-        title=f"{found.whole.name} on {plan.num_devices} devices",
+        title=f"{found.whole.name} on {plan.num_devices} device{'s' * (plan.num_devices > 1)}",
         decided=tuple(decided(found, devices)),
         costs=tuple(costs(found, times, devices)),
         binds=tuple(bindings(found, times, devices, links, critical)),
