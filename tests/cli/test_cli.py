@@ -239,6 +239,13 @@ def test_compare_and_estimate(run_json: Run, tiny: Path) -> None:
     assert status == 0
     for row in found["rows"]:
         assert row["fits"] == (row["error"] is None) == (row["makespan_s"] is not None)
+    status, found = run_json("compare", graph, "--devices", 2, "--max-memory", "1KB", "--baselines")
+    assert status == 3
+    assert not any(row["fits"] for row in found["rows"] if not row["estimated"])
+    pinned = ("--forbid", 0, "--algorithms", "single,round-robin")
+    status, found = run_json("compare", graph, "--devices", 2, *pinned)
+    assert status == 0
+    assert all(row["peak_bytes"][0] == 0 < row["peak_bytes"][1] for row in found["rows"])
     estimated = ("--algorithms", "single", "--baselines")
     status, found = run_json("compare", graph, "--devices", 2, *estimated)
     assert [row["algorithm"] for row in found["rows"]] == [

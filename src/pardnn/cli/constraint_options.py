@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -61,47 +61,43 @@ Prefers = Annotated[
 ]
 
 
-def constraints_of(
-    file: Path | None,
-    pins: Sequence[str] | None = None,
-    forbids: Sequence[str] | None = None,
-    together: Sequence[str] | None = None,
-    apart: Sequence[str] | None = None,
-    layouts: Sequence[str] | None = None,
-    pieces: int | None = None,
-    prefers: Sequence[str] | None = None,
-) -> tuple[Constraint, ...]:
-    """Return the constraints of a file, and of options.
+class Demands(NamedTuple):
+    """What a command line demands of a plan: a file of constraints, and options of each kind."""
 
-    Args:
-        file: `--constraints`.
-        pins: Each `--pin`.
-        forbids: Each `--forbid`.
-        together: Each `--together`.
-        apart: Each `--apart`.
-        layouts: Each `--layout`.
-        pieces: `--pieces`.
-        prefers: Each `--prefer`.
+    constraints: ConstraintsFile = None
+    pin: Pins = None
+    forbid: Forbids = None
+    together: Together = None
+    apart: Apart = None
+    layout: Layouts = None
+    pieces: Pieces = None
+    prefer: Prefers = None
+
+
+def constraints_of(demands: Demands) -> tuple[Constraint, ...]:
+    """Return the constraints of a file, and of options.
 
     Raises:
         UsageError: E245, if one says nothing; E204, if a time cannot be read.
         FileError: E403 to E407, if the file cannot be read.
     """
-    given = (file, pins, forbids, together, apart, layouts, prefers)
-    if pieces is None and not any(given):
+    if demands.pieces is None and not any(demands):
         return ()
     from pardnn.plan.constraints import Constraint, fix_pieces, prefer, read_constraints
     from pardnn.units import parse_seconds
 
-    found = [] if file is None else [*read_constraints(file)]
-    found += _on_devices("pin", pins)
-    found += _on_devices("forbid", forbids)
-    groups: dict[Kind, Sequence[str] | None] = {"together": together, "apart": apart}
+    found = [] if demands.constraints is None else [*read_constraints(demands.constraints)]
+    found += _on_devices("pin", demands.pin)
+    found += _on_devices("forbid", demands.forbid)
+    groups: dict[Kind, Sequence[str] | None] = {
+        "together": demands.together,
+        "apart": demands.apart,
+    }
     for kind, texts in groups.items():
         found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts or ()]
-    found += map(_layout, layouts or ())
-    found += [] if pieces is None else [fix_pieces(pieces)]
-    for text in prefers or ():
+    found += map(_layout, demands.layout or ())
+    found += [] if demands.pieces is None else [fix_pieces(demands.pieces)]
+    for text in demands.prefer or ():
         demand, at, price = text.rpartition("@")
         if not at:
             raise UsageError(f"--prefer {text!r:.80}: what is it worth? Write NAME=DEVICE@2ms.")

@@ -16,6 +16,7 @@ from pardnn.errors import UsageError
 
 def convert(
     context: typer.Context,
+    *,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Graph, plan or placement.")],
     output: Annotated[Path | None, typer.Argument(metavar="OUT", help="File to write.")] = None,
     output_option: opt.OptionalOutput = None,
@@ -33,12 +34,7 @@ def convert(
         Path | None,
         typer.Option("--write-cluster", help="Where to write an msr-fiddle input's cluster."),
     ] = None,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    given: opt.ClusterOptions,
     reserve: opt.Reserve = 0.1,
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
@@ -49,8 +45,7 @@ def convert(
 
     if (output is None) == (output_option is None):
         raise UsageError("name one file to write: pardnn convert IN OUT")
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
-    machine = unused.cluster_beside_plan(context, *given)
+    machine = unused.cluster_beside_plan(context, given)
     options = ConvertOptions(
         to=to,
         graph_file=graph_file,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -97,6 +97,17 @@ ClusterChoice = Annotated[
         help="Cluster file, PRESET[:K] such as dgx-v100:4, or this:K: K ranks of this machine.",
     ),
 ]
+
+
+class ClusterOptions(NamedTuple):
+    """What a command line says of devices and links: what `cluster_from_options` takes."""
+
+    devices: Devices = None
+    max_memory: MaxMemory = None
+    bandwidth: Bandwidth = None
+    latency: Latency = None
+    links: Links = None
+    cluster: ClusterChoice = None
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -222,10 +233,6 @@ def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
     return state_in_place(graph, plan)
-
-
-#: What is said of devices: of `cluster_from_options`, in its order.
-ClusterGiven = tuple[int | None, str | None, str | None, str | None, str | None, str | None]
 
 
 def cluster_from_options(

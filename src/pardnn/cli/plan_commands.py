@@ -37,13 +37,9 @@ def capture(
 
 def plan(
     target: opt.Target,
+    *,
     output: opt.OptionalOutput = None,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    given: opt.ClusterOptions,
     algorithm: opt.Algorithm = "auto",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -58,14 +54,7 @@ def plan(
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
     offload: opt.Offload = False,
-    constraints: steer.ConstraintsFile = None,
-    pin: steer.Pins = None,
-    forbid: steer.Forbids = None,
-    together: steer.Together = None,
-    apart: steer.Apart = None,
-    layout: steer.Layouts = None,
-    pieces: steer.Pieces = None,
-    prefer: steer.Prefers = None,
+    demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it.
@@ -90,11 +79,8 @@ def plan(
         recompute=recompute,
         offload=offload,
         policy=policy,
-        constraints=steer.constraints_of(
-            constraints, pin, forbid, together, apart, layout, pieces, prefer
-        ),
+        constraints=steer.constraints_of(demands),
     )
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
     machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
@@ -140,7 +126,7 @@ def check(
     # The fingerprint is compared: of a million ops that takes seconds.
     found = dataclasses.replace(found, graph_fingerprint=None)
     if constraints is not None:
-        demanded = (*(found.constraints or ()), *steer.constraints_of(constraints))
+        demanded = (*(found.constraints or ()), *steer.constraints_of(steer.Demands(constraints)))
         found = dataclasses.replace(found, constraints=demanded)
     problems = tuple(plan_problems(graph, found))
     show(CheckResult(valid=not problems, problems=problems), as_json, None)
@@ -151,14 +137,10 @@ def check(
 def simulate(
     context: typer.Context,
     plan_file: opt.PlanFile,
+    *,
     graph_file: opt.GraphOption,
     policy: opt.PolicyChoice = "order",
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    given: opt.ClusterOptions,
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -166,8 +148,7 @@ def simulate(
     from pardnn.api.simulate import simulate as simulate_plan
 
     graph, found = opt.read_both(graph_file, plan_file)
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
-    machine = unused.cluster_beside_plan(context, *given)
+    machine = unused.cluster_beside_plan(context, given)
     if machine is not None:
         found = dataclasses.replace(found, cluster=machine)
     show(simulate_plan(graph, found, policy=policy, costs=costs), as_json, None)
@@ -175,12 +156,8 @@ def simulate(
 
 def compare(
     target: opt.Target,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    *,
+    given: opt.ClusterOptions,
     algorithms: Annotated[
         str | None, typer.Option("--algorithms", help="Names, separated by commas.")
     ] = None,
@@ -198,6 +175,7 @@ def compare(
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
     offload: opt.Offload = False,
+    demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
@@ -216,29 +194,23 @@ def compare(
         check_algorithm(name)
     options = opt.plan_options(
         reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches,
-        recompute=recompute,
-        offload=offload,
+        recompute=recompute, offload=offload, constraints=steer.constraints_of(demands),
     )  # fmt: skip
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
     machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
     with status("comparing") as tell:
         rows = compare_algorithms(problem, names, tell)
-    if baselines:
-        rows += baselines_of(problem, source, batch_size)
-    show(CompareResult(rows=rows), as_json, None)
+    estimated = baselines_of(problem, source, batch_size) if baselines else ()
+    show(CompareResult(rows=(*rows, *estimated)), as_json, None)
+    if not any(row.fits for row in rows):
+        raise typer.Exit(3)
 
 
 def estimate(
     target: opt.Target,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    given: opt.ClusterOptions,
     reserve: opt.Reserve = 0.1,
     seed: opt.Seed = 0,
     costs: opt.CostChoice = None,
@@ -253,7 +225,6 @@ def estimate(
     from pardnn.planner.problem import Problem
 
     options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
     machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     graph = opt.graph_of(opened(target), batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
@@ -265,12 +236,8 @@ def estimate(
 
 def max_batch(
     target: opt.EntryPoint,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    *,
+    given: opt.ClusterOptions,
     algorithm: opt.Algorithm = "auto",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -280,13 +247,13 @@ def max_batch(
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
     offload: opt.Offload = False,
+    demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
     """Find the largest batch size that fits; FUNCTION takes a keyword batch_size."""
     from pardnn.api.max_batch import max_batch as find_max_batch
     from pardnn.backends.entry_point import load_entry_point
 
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
     machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
     options = opt.plan_options(
         algorithm=algorithm,
@@ -298,5 +265,6 @@ def max_batch(
         microbatches=microbatches,
         recompute=recompute,
         offload=offload,
+        constraints=steer.constraints_of(demands),
     )
     show(find_max_batch(load_entry_point(target), machine, options), as_json, None)

@@ -21,12 +21,8 @@ OnSignal = Literal["save", "stop"]
 def run(
     context: typer.Context,
     target: opt.EntryPoint,
-    devices: opt.Devices = None,
-    max_memory: opt.MaxMemory = None,
-    bandwidth: opt.Bandwidth = None,
-    latency: opt.Latency = None,
-    links: opt.Links = None,
-    cluster: opt.ClusterChoice = None,
+    *,
+    given: opt.ClusterOptions,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="Run this plan instead of making one.")
     ] = None,
@@ -73,14 +69,7 @@ def run(
     recompute: opt.Recompute = False,
     offload: opt.Offload = False,
     start: opt.StartPlan = None,
-    constraints: steer.ConstraintsFile = None,
-    pin: steer.Pins = None,
-    forbid: steer.Forbids = None,
-    together: steer.Together = None,
-    apart: steer.Apart = None,
-    layout: steer.Layouts = None,
-    pieces: steer.Pieces = None,
-    prefer: steer.Prefers = None,
+    demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
@@ -88,15 +77,12 @@ def run(
     from pardnn.checkpoint.options import save_options
 
     saving = save_options(save, every, keep, resume=resume, on_signal=on_signal)
-    given = (devices, max_memory, bandwidth, latency, links, cluster)
     if plan_file is None:
         machine = opt.cluster_from_options(*given, of_this_machine=True)
     else:
-        machine = unused.cluster_beside_plan(context, *given)
+        machine = unused.cluster_beside_plan(context, given)
         unused.refuse_unused(context, unused.OF_PLANNING, unused.WITH_A_PLAN)
-    demanded = steer.constraints_of(
-        constraints, pin, forbid, together, apart, layout, pieces, prefer
-    )
+    demanded = steer.constraints_of(demands)
     options = opt.plan_options(
         algorithm=algorithm, objective=objective, reserve=reserve, seed=seed,
         time_limit=time_limit, costs=costs, threads=threads, microbatches=microbatches,

@@ -44,7 +44,7 @@ def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> Non
         raise UsageError(f"{', '.join(given)} would be ignored: {why}", code="E206")
 
 
-def cluster_beside_plan(context: typer.Context, *given: *opt.ClusterGiven) -> Cluster | None:
+def cluster_beside_plan(context: typer.Context, given: opt.ClusterOptions) -> Cluster | None:
     """Return the cluster that the options describe; None, the plan's own, without any.
 
     Args:
@@ -54,8 +54,7 @@ def cluster_beside_plan(context: typer.Context, *given: *opt.ClusterGiven) -> Cl
     Raises:
         UsageError: E205, if they contradict each other; E206, if they describe no devices.
     """
-    devices, *_, cluster = given
-    if devices is None and cluster is None:
+    if given.devices is None and given.cluster is None:
         why = "the devices are those of the plan. Add --devices K to describe others."
         refuse_unused(context, _OF_DEVICES, why)
         return None

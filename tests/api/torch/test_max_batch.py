@@ -52,6 +52,15 @@ def test_the_answer_fits_and_the_next_size_does_not(capsys: pytest.CaptureFixtur
     assert sum(tried["captured"] for tried in found["tried"]) <= 6
 
 
+def test_the_answer_meets_constraints(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = _run(
+        capsys, "max-batch", f"{ENTRY}:training", "--devices", "2", "--max-memory", "40KiB",
+        "--algorithm", "pardnn", "--costs", "v100", "--forbid", "0",
+    )  # fmt: skip
+    assert status == 0
+    assert found["peak_bytes"][0] == 0 < found["peak_bytes"][1]
+
+
 def test_an_entry_point_without_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
     entry = f"{ENTRY}:leaving_while_building"
     status, found = _run(capsys, "max-batch", entry, "--devices", "2", "--max-memory", "1MiB")
