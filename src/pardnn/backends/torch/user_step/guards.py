@@ -183,12 +183,8 @@ class Guards:
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield path, gc.get_referents(value)[0]
-        elif isinstance(value, weakref.ref):
-            self._attributes.add(f"{path}()", functools.partial(weakref.ref.__call__, value))
-        elif isinstance(value, logging.Logger):
-            self._attributes.add(f"the level of {path}", functools.partial(_level, value))
-        elif isinstance(value, threading.Event):
-            self._attributes.add(f"{path}.is_set()", value.is_set)
+        elif (asked := _asked(path, value)) is not None:
+            self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):
             get = functools.partial(value.get, None)
             self._attributes.add(f"{path}.get()", get)
@@ -334,6 +330,15 @@ def _own_step(optimizer: torch.optim.Optimizer) -> Any:
     step = optimizer.__dict__.get("step")
     step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
     return None if step is type(optimizer).step else step
+
+
+def _asked(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
+    """Return what a step may ask of an object that shows no attributes; None of any other."""
+    if isinstance(value, weakref.ref):
+        return f"{path}()", functools.partial(weakref.ref.__call__, value)
+    if isinstance(value, logging.Logger):
+        return f"the level of {path}", functools.partial(_level, value)
+    return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
 
 
 def _level(logger: logging.Logger) -> int:
