@@ -136,10 +136,11 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
         4: problem,
         8: dataclasses.replace(problem, costs=Costs(slow, "")),
     }
-    looked = []
+    looked = list[tuple[int, float]]()
 
     def ordered(_: Any, cut: Problem) -> Outcome:
-        looked.append(next(count for count, each in inner.items() if each is cut))
+        count = next(n for n, each in inner.items() if each.costs is cut.costs)
+        looked.append((count, cut.below))
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
     cut = "problem_in_pieces"
@@ -152,5 +153,24 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
         [microbatched.STAGES],
         lambda *_: Outcome("", None, 0, seconds, 0, 0.0),  # type: ignore[arg-type]
     )
-    assert looked == [4]
+    assert looked == [(4, seconds)]
     assert found.makespan_s == min(seconds, 1.0)
+
+
+def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It moves their ops to other devices, which their own bound says nothing of."""
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(microbatches="auto"))
+    below = 1.01 * lower_bound_seconds(graph.arrays, problem.machine)
+    asked = []
+
+    def decide(cut: Problem, names: Any) -> Outcome:
+        asked.append((cut.below, "1f1b" in names))
+        return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(microbatched, "problem_in_pieces", lambda *_: (None, problem))
+    monkeypatch.setattr(microbatched, "_completed", lambda *all_: all_[-1])
+    microbatched._in_pieces(problem, 4, ["pardnn"], decide, below=below)
+    assert asked == [(microbatched.FAR * below, True)]

@@ -16,6 +16,7 @@ from pardnn.place.baselines.m_sct import place_m_sct
 from pardnn.place.baselines.m_topo import place_m_topo
 from pardnn.place.baselines.metis import place_metis
 from pardnn.place.baselines.modulo import place_modulo
+from pardnn.place.baselines.owners import place_owners
 from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.baselines.single import place_single
 from pardnn.place.decision import Decision
@@ -44,6 +45,7 @@ ALGORITHMS: Mapping[str, Callable[..., Decision]] = {
     "m-sct": place_m_sct,
     "metis": place_metis,
     "modulo": place_modulo,
+    "owners": place_owners,
     "exact": place_exact,
 }
 
@@ -87,12 +89,15 @@ BEST, BEST_WHOLE = "auto", "auto-whole"
 #: this graph too.
 BEFORE = "the plan before"
 
-#: What `auto` tries, the most promising first: all that need no solver, the last six only where
-#: they are cheap; `modulo` only where pieces of the step are alike, as microbatches are.
+#: What `auto` tries, the most promising first: all that need no solver, the last seven only where
+#: they are cheap.
 AUTO = ("pardnn", "heft", "contiguous", "single")
 AUTO_SMALL = (
-    *AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin", "modulo"
+    *AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin", "modulo",
+    "owners",
 )  # fmt: skip
+#: What `auto` tries only where pieces of the step are alike, as microbatches are.
+OF_PIECES = ("modulo", "owners")
 #: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.
 SMALL_OPS = 50_000
 #: Solver-based algorithms that `auto` tries last, where the solver is installed: up to how many

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.baselines.exact import faster, is_optimal, place_exact
-from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
 from pardnn.place.infeasible import named_op
 from pardnn.place.ordering.low_memory_orders import frugal_alone
@@ -39,6 +38,7 @@ from pardnn.planner.algorithms import (
     is_polished,
 )
 from pardnn.planner.constrained import obeyed
+from pardnn.planner.microbatches.suitable import suitable_for
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
@@ -112,7 +112,8 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
             )
         if problem.start is not None:
             return _cut_near(problem, algorithm)
-        is_beaten_at = best and beaten_at(problem, best.makespan_s, best.sharded)
+        known = (best.makespan_s, best.sharded) if best else (problem.below, None)
+        is_beaten_at = beaten_at(problem, *min(known, (problem.below, None), key=lambda k: k[0]))
         if algorithm == "tofu" and best is None and _is_uneven(problem):
             return _cut_or_alone(problem)
         return _cut(problem, algorithm, is_beaten_at)
@@ -224,7 +225,7 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
     if problem.before is not None and algorithm == "pardnn":
         return place_pardnn(graph, machine, usable, known=problem.known)
     if algorithm in RECIPES:
-        return place_pipeline(problem.step, machine, usable, algorithm)
+        return place_pipeline(problem.step, machine, usable, algorithm, below=problem.below)
     if algorithm in SOLVER_BASED and problem.options.algorithm == algorithm:
         return _solved(problem, algorithm)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
@@ -276,9 +277,7 @@ def decide_best(
         OutOfTimeError: E710, if none did and some were cut off by the time limit.
     """
     started = time.perf_counter()
-    objective, names = problem.options.objective, tuple(names)
-    if len(names) > 1 and not has_pieces(problem.graph, problem.machine):
-        names = tuple(name for name in names if name != "modulo")
+    objective, names = problem.options.objective, suitable_for(problem, tuple(names))
     best, placed, notes, failure = _tried(problem, names)
     arrays, machine = problem.graph.arrays, problem.machine
     bound = lower_bound_seconds(arrays, machine) if polish or solvers else 0.0

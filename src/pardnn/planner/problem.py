@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ class Problem:
         cut: The graph beside the whole step, if its batch is in pieces.
         log: Of the search.
         allowed: Whether constraints let a device run an op (`planner.constrained`); None: all.
+        below: Seconds of a plan that is there: a plan that cannot be faster need not be made.
     """
 
     graph: Graph
@@ -55,6 +57,7 @@ class Problem:
     cut: CutStep | None = None
     log: SearchLog = field(default_factory=SearchLog)
     allowed: Bool[ndarray, "n k"] | None = None
+    below: float = math.inf
 
     @functools.cached_property
     def machine(self) -> Machine:

@@ -48,6 +48,7 @@ def place_modulo(
     *,
     seed: int = 0,
     targets: Sequence[Int64[ndarray, " n"]] | None = None,
+    below: float = np.inf,
 ) -> Decision:
     """Place contiguous blocks of groups, and repeat one piece's schedule.
 
@@ -57,9 +58,10 @@ def place_modulo(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the search over orders.
         targets: Placements that are tried, as near as groups allow; None for blocks of groups.
+        below: Seconds; placements are left out of which no order takes less.
 
     Raises:
-        InfeasibleError: E301, if no such plan fits; E302, if an op can run nowhere.
+        InfeasibleError: E301, if no such plan fits, or is below; E302, if an op can run nowhere.
     """
     arrays = closed_arrays(graph)
     runs = runnable(arrays, machine)
@@ -81,6 +83,10 @@ def place_modulo(
             for place in places.values()
         )
         steps = [step for step in found if np.isfinite(step.edges.delay).all()]  # links are there
+        bound = min((step.bound for step in steps), default=0.0)
+        if bound >= below:
+            raise InfeasibleError(f"no order of such stages takes less than {bound:.4g} s")
+        steps = [step for step in steps if step.bound < below]
         overwrites = first_overwrites(graph)
         plan = best_ordered(steps, machine, capacities, overwrites, seed=seed) if steps else None
     if plan is not None:

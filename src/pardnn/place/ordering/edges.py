@@ -107,8 +107,8 @@ def tails(e: Edges, order: Int64[ndarray, " n"], queued: int) -> Float64[ndarray
 def placed_bound(edges: Edges, order: Int64[ndarray, " n"]) -> float:
     """Return seconds that no schedule of a placed step is shorter than.
 
-    A device starts no earlier than its first op can, has its work to do, and what comes after its
-    last op; and no path is shorter than it is.
+    What a device has to do that cannot start before some time is done one after the other, and
+    what comes after the last of it follows; likewise backwards; and no path is shorter than it is.
 
     Args:
         edges: Of the placement.
@@ -120,6 +120,9 @@ def placed_bound(edges: Edges, order: Int64[ndarray, " n"]) -> float:
     for d in np.unique(edges.place):
         here = (edges.place == d) & (edges.seconds > 0)
         if here.any():
-            work = float(edges.seconds[here].sum())
-            bound = max(bound, float(head[here].min()) + work + float(rest[here].min()))
+            for first, last in ((head[here], rest[here]), (rest[here], head[here])):
+                late = np.argsort(-first, kind="stable")
+                work = np.cumsum(edges.seconds[here][late])
+                least = first[late] + work + np.minimum.accumulate(last[late])
+                bound = max(bound, float(least.max()))
     return bound

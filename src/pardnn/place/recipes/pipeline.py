@@ -27,6 +27,7 @@ from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable
 from pardnn.place.decision import Decision
+from pardnn.place.ordering.edges import edges_of, placed_bound
 from pardnn.place.ordering.fit import excess_bytes
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
@@ -66,7 +67,12 @@ class CutStep(NamedTuple):
 
 
 def place_pipeline(
-    step: CutStep, machine: Machine, capacities: list[int | None], name: str
+    step: CutStep,
+    machine: Machine,
+    capacities: list[int | None],
+    name: str,
+    *,
+    below: float = np.inf,
 ) -> Decision:
     """Return the plan of a schedule by name.
 
@@ -75,9 +81,10 @@ def place_pipeline(
         machine: Durations and links of the cut graph.
         capacities: Usable bytes of each device; None is unlimited.
         name: A key of `SCHEDULES`.
+        below: Seconds; stages are left out of which no order takes less.
 
     Raises:
-        InfeasibleError: E301, if it does not fit; E302, if an op can run nowhere.
+        InfeasibleError: E301, if it does not fit, or takes as long; E302, if an op can run nowhere.
         UsageError: E227, if the schedule needs more pieces.
     """
     schedule, devices = SCHEDULES[name], machine.num_devices
@@ -85,9 +92,14 @@ def place_pipeline(
     device_of = _devices(schedule, devices)
     arrays = closed_arrays(step.cut)
     runs, overwrites = runnable(arrays, machine), first_overwrites(step.cut)
-    best, shortest, missing = None, np.inf, np.inf
+    best, shortest, missing, longest = None, np.inf, np.inf, 0.0
     for units in staged(step, machine, name):
         place = legal_placement(arrays, runs, device_of[units.stage])
+        if np.isfinite(below):
+            bound = placed_bound(edges_of(arrays, machine, place), arrays.topological)
+            if bound >= below:
+                longest = max(longest, bound)
+                continue
         rank = unit_ranks(arrays, units, schedule, rows)
         order = np.lexsort((inverse_permutation(arrays.topological), rank))
         position = inverse_permutation(order)
@@ -99,6 +111,8 @@ def place_pipeline(
         missing = min(missing, excess)
     if best is not None:
         return Decision(best)
+    if longest > 0:
+        raise InfeasibleError(f"no order of the stages of {name} takes less than {longest:.4g} s")
     raise InfeasibleError(
         f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
         "than it may.\nUse more microbatches, or auto, which looks for other orders."

@@ -37,7 +37,8 @@ def decide_staged(whole: Graph, cut: Problem) -> Decision:
         cut: The cut graph as a problem.
 
     Raises:
-        InfeasibleError: E301, if none fits; E302, if an op can run nowhere.
+        InfeasibleError: E301, if none fits, or can be faster than what is there; E302, if an op can
+            run nowhere.
     """
     machine, devices = cut.machine, cut.cluster.num_devices
     seconds = _whole_seconds(whole, cut)
@@ -50,8 +51,9 @@ def decide_staged(whole: Graph, cut: Problem) -> Decision:
         for target in (np.where(turn % 2 == 0, within, devices - 1 - within), within):
             targets.setdefault(target.tobytes(), target)
     return place_modulo(
-        cut.graph, machine, cut.capacities, seed=cut.options.seed, targets=list(targets.values())
-    )
+        cut.graph, machine, cut.capacities, seed=cut.options.seed, targets=list(targets.values()),
+        below=cut.below,
+    )  # fmt: skip
 
 
 def _whole_seconds(whole: Graph, cut: Problem) -> np.ndarray:

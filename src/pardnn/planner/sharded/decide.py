@@ -64,10 +64,10 @@ def beaten_at(problem: Problem, makespan_s: float, cut: ShardedPlan | None) -> f
 
     Args:
         problem: What is planned.
-        makespan_s: Of the best plan so far.
+        makespan_s: Of the best plan so far; infinite without one.
         cut: That plan, if it is a cut.
     """
-    if problem.options.objective != "seconds":
+    if problem.options.objective != "seconds" or not math.isfinite(makespan_s):
         return None
     if not problem.costs.is_measured:
         return makespan_s
