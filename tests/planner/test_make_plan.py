@@ -187,10 +187,12 @@ def test_what_the_lower_bound_leaves_no_room_is_not_polished(
     def planned() -> None:
         portfolio.decide_best(problem, ["heft"], polish=True, solvers=["metis"])
 
-    monkeypatch.setattr(portfolio, "_bound", lambda *_: 1.0)  # all that is planned is faster
+    monkeypatch.setattr(
+        portfolio, "lower_bound_seconds", lambda *_: 1.0
+    )  # all that is planned is faster
     planned()
     assert asked == []
-    monkeypatch.setattr(portfolio, "_bound", lambda *_: 0.0)
+    monkeypatch.setattr(portfolio, "lower_bound_seconds", lambda *_: 0.0)
     planned()
     assert asked == ["polish", "metis"]
 

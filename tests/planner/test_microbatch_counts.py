@@ -171,6 +171,6 @@ def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselve
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
     monkeypatch.setattr(microbatched, "problem_in_pieces", lambda *_: (None, problem))
-    monkeypatch.setattr(microbatched, "_completed", lambda *all_: all_[-1])
+    monkeypatch.setattr(microbatched, "completed", lambda *all_: all_[-1])
     microbatched._in_pieces(problem, 4, ["pardnn"], decide, below=below)
     assert asked == [(microbatched.FAR * below, True)]

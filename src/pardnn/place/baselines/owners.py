@@ -119,10 +119,12 @@ def _dealt(
     is_free, count = device < 0, len(device)
 
     def by_device(values: Float64[ndarray, " g"]) -> Float64[ndarray, " k"]:
-        return np.bincount(device[~is_free], weights=values[~is_free], minlength=k)
+        sums = np.bincount(device[~is_free], weights=values[~is_free], minlength=k)
+        return sums.astype(np.float64)  # the sums of nothing are ints
 
     def by_share(values: Float64[ndarray, " g"]) -> Float64[ndarray, " g"]:
-        return np.bincount(share[is_free], weights=values[is_free], minlength=count)
+        sums = np.bincount(share[is_free], weights=values[is_free], minlength=count)
+        return sums.astype(np.float64)
 
     load, busy, size, seconds = by_device(sizes), by_device(work), by_share(sizes), by_share(work)
     owner = device.copy()
