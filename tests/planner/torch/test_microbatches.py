@@ -233,8 +233,6 @@ def test_the_checker_finds(name: str) -> None:
 
 
 def test_refusals_name_what_clashes() -> None:
-    with pytest.raises(UsageError, match="tofu"):
-        PlanOptions(algorithm="tofu", microbatches=4)
     with pytest.raises(UsageError, match="from 1 on"):
         PlanOptions(microbatches=0)
     with pytest.raises(UsageError, match="number or auto"):

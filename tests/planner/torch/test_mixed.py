@@ -217,7 +217,6 @@ def test_a_part_of_a_cluster_has_its_slowest_links() -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"offload": True}, "E201"),
         ({"policy": "fifo"}, "E201"),
         ({"constraints": (pardnn.pin("layer:0", 1),)}, "E246"),
     ],

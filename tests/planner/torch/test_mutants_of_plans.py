@@ -27,7 +27,9 @@ from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from tests.backends.torch import spmd
 from tests.planner.torch.test_check_cut import entry, graph, planned
 
-NAMES = ("data-parallel", "four devices", "microbatches", "accumulator", "second calls")
+NAMES = (
+    "data-parallel", "four devices", "microbatches", "terms", "accumulator", "second calls",
+)  # fmt: skip
 
 
 @functools.cache

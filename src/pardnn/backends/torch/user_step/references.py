@@ -53,8 +53,10 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
         yield "value", value.get_obj()
         return
     members: Any = ()
-    if isinstance(value, dict | set | frozenset):
-        members = list(value)  # of a dictionary, the keys
+    # As the kind itself does: a container that tells who reads it is asked by the walk alone.
+    kind = next((k for k in (dict, set, frozenset) if isinstance(value, k)), None)
+    if kind is not None:
+        members = list(kind.__iter__(value))  # of a dictionary, the keys
     elif isinstance(value, np.ndarray) and value.dtype == object:
         members = value.flat
     yield from ((type(each).__name__, each) for each in members if not isinstance(each, _ATOMS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,9 @@ def _put_defaults(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
     for name, change in changes(contents).items():
         holder = None if change.slot is None else change.slot.holder
         is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
-        default = int if isinstance(holder, Counter) else getattr(holder, "default_factory", None)
+        default = int if isinstance(holder, Counter) else None
+        if isinstance(holder, defaultdict):
+            default = holder.default_factory
         if change.slot is not None and change.then is None and is_number and default in NUMBERS:
             found[name] = default()
             change.slot.set(found[name])
