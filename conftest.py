@@ -19,7 +19,8 @@ import pytest
 
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
-    "test_cut_pieces_ranks.py", "test_cut_recipes.py", "test_deferred.py", "test_entry_point_once.py", "test_evaluation.py",
+    "test_cut_pieces_ranks.py", "test_cut_recipes.py", "test_deferred.py",
+    "test_entry_point_once.py", "test_evaluation.py",
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py",
     "test_first_steps.py", "test_flight_record.py", "test_generator.py", "test_handshake.py",
     "test_initialise_limits.py", "test_kill_matrix.py", "test_launcher.py", "test_limits.py",
