@@ -112,11 +112,12 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
             )
         if problem.start is not None:
             return _cut_near(problem, algorithm)
-        known = (best.makespan_s, best.sharded) if best else (problem.below, None)
-        is_beaten_at = beaten_at(problem, *min(known, (problem.below, None), key=lambda k: k[0]))
+        seconds, cut = (best.makespan_s, best.sharded) if best else (problem.below, None)
+        if problem.below < seconds:
+            seconds, cut = problem.below, None
         if algorithm == "tofu" and best is None and _is_uneven(problem):
             return _cut_or_alone(problem)
-        return _cut(problem, algorithm, is_beaten_at)
+        return _cut(problem, algorithm, beaten_at(problem, seconds, cut))
     started = time.perf_counter()
     try:
         decision = _scheduled(problem, obeyed(problem, _placed(problem, algorithm)))

@@ -160,6 +160,20 @@ def seen(value: Any, around: tuple[int, ...] = ()) -> Any:
     return type(value).__name__, seen(vars(value), around)
 
 
+def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:
+    """Return a step whose loss is `weigh` of a plain one, its arguments, and what it may change."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = weigh(F.mse_loss(model(x), y))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model, held]
+
+
 def assert_leaves_as_eager(
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], Any]],
     steps: int = 3,

@@ -24,6 +24,7 @@ from pardnn.place.infeasible import infeasible
 from pardnn.place.ordering.fit import fits
 from pardnn.plan.plan import Plan, on_devices, plan_arrays, planned_graph
 from pardnn.plan.rewritten.offload import may_offload
+from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import LARGER, rewritten_costs
@@ -93,7 +94,8 @@ def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
     """
     assert base.sharded is not None
     shards = _shards(problem, base.sharded.plan)
-    free = sorted(shards.keys() - kept, key=lambda name: (-_bytes(problem, name), name))
+    size = {op.name: span_bytes(op.outputs[0]) for op in problem.graph.ops if op.name in shards}
+    free = sorted(shards.keys() - kept, key=lambda name: (-size[name], name))
 
     def tried(count: int) -> Outcome | None:
         check_time()
@@ -108,20 +110,7 @@ def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
             raise infeasible(local, found.plan, problem.capacities, group, how=how)
         return found if is_fitting else None
 
-    best, least, most = tried(0), 0, len(free)
-    if best is not None:
-        return best
-    best = tried(most)
-    while least + 1 < most:
-        middle = (least + most) // 2
-        found = tried(middle)
-        best, least, most = (best, middle, most) if found is None else (found, least, middle)
-    assert best is not None  # else the error of the last try was raised
-    return best
-
-
-def _bytes(problem: Problem, name: str) -> int:
-    return next(span_bytes(op.outputs[0]) for op in problem.graph.ops if op.name == name)
+    return fewest(tried, len(free))
 
 
 def _shards(problem: Problem, plan: Plan) -> dict[str, list[str]]:

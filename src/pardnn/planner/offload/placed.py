@@ -13,6 +13,7 @@ from pardnn.plan.rewritten.offload import graph_with_host, may_offload
 from pardnn.planner.algorithms import cuts_ops
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.offload.cut import decide_cut_offloaded
+from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
@@ -52,14 +53,7 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
         problem.log.keep(found, problem.options.objective)
         return found
 
-    best, least, most = tried(0), 0, len(movable)
-    if best is None:
-        best = tried(most)
-        while least + 1 < most:
-            middle = (least + most) // 2
-            found = tried(middle)
-            best, least, most = (best, middle, most) if found is None else (found, least, middle)
-    assert best is not None  # else the error of the last try was raised
+    best = fewest(tried, len(movable))
     return best._replace(planning_s=time.perf_counter() - started)
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 
-from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, small
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, weighed
 
 CALLS = 8
 SCALE = 1.0
@@ -19,19 +18,6 @@ class _Slotted:
 
     def __init__(self) -> None:
         self.scale = 1.0
-
-
-def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:
-    model, x, y = small()
-
-    def step(model, optimizer, x, y):
-        optimizer.zero_grad()
-        loss = weigh(F.mse_loss(model(x), y))
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model, held]
 
 
 def captures(weigh: Callable[[Any], Any], change: Callable[[int], Any], calls: int = CALLS) -> int:

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
-from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, small
+from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, weighed
 
 
 class Held:
@@ -30,19 +29,6 @@ class Held:
     def scaled(self) -> float:
         """Return the number that changes."""
         return self.scale
-
-
-def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:
-    model, x, y = small()
-
-    def step(model, optimizer, x, y):
-        optimizer.zero_grad()
-        loss = weigh(F.mse_loss(model(x), y))
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model, held]
 
 
 def assert_follows(weigh: Callable[[Any], Any], change: Callable[[int], Any]) -> None:
