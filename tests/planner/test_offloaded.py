@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import check_state_kept
 from pardnn.planner.costs import costs_for
+from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.options import PlanOptions
 
 pytestmark = pytest.mark.jit
@@ -165,3 +167,23 @@ def test_an_error_names_the_option_that_was_tried(monkeypatch: pytest.MonkeyPatc
 def test_constraints_do_not_take_it() -> None:
     with pytest.raises(UsageError, match="constraints"):
         PlanOptions(constraints=(pardnn.pin("x", 0),), offload=True)
+
+
+@pytest.mark.parametrize("most", range(1, 10))
+def test_no_fewer_states_on_the_host_would_do(most: int) -> None:
+    """Beside all numbers of them, one after the other."""
+    for least in range(most + 2):
+        asked: list[int] = []
+
+        def tried(count: int, least: int = least, asked: list[int] = asked) -> Any:
+            asked.append(count)
+            if count < least and count == most:
+                raise InfeasibleError("not with all of them either")
+            return count if count >= least else None
+
+        if least > most:
+            with pytest.raises(InfeasibleError, match="not with all"):
+                fewest(tried, most)
+            continue
+        assert fewest(tried, most) == least
+        assert len(asked) == len(set(asked)) <= 2 + most.bit_length()
