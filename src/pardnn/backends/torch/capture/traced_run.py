@@ -20,6 +20,7 @@ from torch._subclasses import fake_tensor
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
 from pardnn.backends.torch.capture.assigned.differences import assigned_values
 from pardnn.backends.torch.capture.assigned.key_orders import key_orders
+from pardnn.backends.torch.capture.assigned.replaced_states import follow_replaced
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
@@ -184,7 +185,7 @@ def run_noted(
     check_namespaces(spaces)
     check_class_attributes(classes, is_first=is_first)
     effects.finish(objects, is_first=is_first)
-    changed = changes(objects.contents).items()
+    changed = changes(follow_replaced(trace, objects, walk_objects(step, args))).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
     for name, each in trace.changed.items():
         if isinstance(each.now, tuple) and ".param_groups." in f".{name}":

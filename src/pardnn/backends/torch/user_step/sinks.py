@@ -3,6 +3,9 @@
 A sink is an object of a library, or an open file, that only takes what it is given: it holds no
 tensor that a step could compute with, and no module does hold it. Capture notes the calls that a
 step makes of it, and each rank makes them after each step.
+
+Files, data bases and queues are never anything else: what they give lies where no guard looks, and
+would be frozen in the graph.
 """
 
 from __future__ import annotations
@@ -23,14 +26,20 @@ from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, Object
 _CSV_WRITER = type(csv.writer(io.StringIO()))
 #: Their objects are sinks whatever they hold; a progress bar holds the data that it goes through.
 _OF_SINKS = ("tqdm", "torch.utils.tensorboard", "tensorboardX")
+#: What their objects hold lies in C, in a file or in another process.
+_OUTSIDE = (
+    "sqlite3.", "_queue.", "mmap.", "multiprocessing.queues.", "multiprocessing.connection.",
+    "multiprocessing.managers.", "pandas.", "polars.", "pyarrow.", "h5py.", "lmdb.",
+)  # fmt: skip
 _NO_SINKS = (torch.Tensor, torch.nn.Module, dict, list, set, enum.Enum, BaseException)
 
 
-def is_file(value: Any) -> bool:
-    """Whether a value is a file that is open for writing, or writes to one."""
+def is_outside(value: Any) -> bool:
+    """Whether what a value holds lies outside of Python: an open file, a data base, a queue."""
     if isinstance(value, io.IOBase):
-        return not value.closed and value.writable()
-    return isinstance(value, _CSV_WRITER)
+        return not value.closed
+    module = f"{type(value).__module__}."
+    return isinstance(value, _CSV_WRITER) or module.startswith(_OUTSIDE)
 
 
 def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
         if id(value) in seen or "<" in name:
             continue
         is_held = name.startswith(modules)
-        if is_file(value) or (not is_held and _is_librarys(value) and not _holds_tensors(value)):
+        if is_outside(value) or (not is_held and _is_librarys(value) and not _holds_tensors(value)):
             seen.add(id(value))
             found.setdefault(name, value)
     return found
@@ -54,7 +63,7 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
 
 def may_be_told(value: Any) -> bool:
     """Whether a value may be called after a step: one of `sinks_of` may."""
-    return is_file(value) or (_is_librarys(value) and not _holds_tensors(value))
+    return is_outside(value) or (_is_librarys(value) and not _holds_tensors(value))
 
 
 def _is_librarys(value: Any) -> bool:

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import queue
+import sqlite3
 import sys
 import threading
 import types
@@ -123,6 +125,75 @@ def test_other_uses_are_refused_and_leave_no_text(tmp_path: Path) -> None:
     assert "Open the file before the step" in refused(opens)
     assert "test_told_sinks.py" in refused(keeps)
     assert not (tmp_path / "log.txt").exists()
+
+
+def opened_for_reading(path: Path) -> Any:
+    path.write_text("0.5\n0.25\n")
+    return path.open()
+
+
+def queue_of_numbers(_path: Path) -> Any:
+    numbers = queue.SimpleQueue()
+    numbers.put(0.5)
+    numbers.put(0.25)
+    return numbers
+
+
+def table_of_numbers(_path: Path) -> Any:
+    base = sqlite3.connect(":memory:", check_same_thread=False)
+    base.execute("create table numbers (value real)")
+    return base
+
+
+def first_line(file: Any) -> float:
+    file.seek(0)
+    return float(file.readline())
+
+
+OUTSIDE = {
+    "a line": (opened_for_reading, first_line),
+    "the next line": (opened_for_reading, lambda file: float(next(file))),
+    "all lines": (opened_for_reading, lambda file: sum(float(line) for line in file)),
+    "an item": (queue_of_numbers, lambda numbers: numbers.get()),
+    "a row": (table_of_numbers, lambda base: len([*base.execute("select * from numbers")])),
+}
+
+
+@pytest.mark.parametrize("which", OUTSIDE)
+def test_what_a_file_or_queue_gives_is_refused(which: str, tmp_path: Path) -> None:
+    make_source, take = OUTSIDE[which]
+    source = make_source(tmp_path / "numbers.txt")
+    step, args = telling(lambda loss, model: model[0].weight.grad.mul_(take(source)))
+    with pytest.raises(UnsupportedError, match="of the .* 'source'") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    if hasattr(source, "close"):
+        source.close()
+
+
+def test_rows_go_into_a_data_base_once_a_step() -> None:
+    at = SimpleNamespace()
+
+    def make() -> Entry:
+        at.base = table_of_numbers(Path())
+
+        def tell(loss, model):
+            at.base.execute("insert into numbers values (?)", (loss.item(),))
+
+        return telling(tell)
+
+    def state(_: Any) -> Any:
+        return at.base.execute("select value from numbers").fetchall()
+
+    assert_as_eager(make, state=state, steps=3)
+
+
+def test_a_file_that_only_lies_there_is_no_obstacle(tmp_path: Path) -> None:
+    with opened_for_reading(tmp_path / "numbers.txt") as file:
+        at = SimpleNamespace(file=file, factor=0.5)
+        step, args = telling(lambda loss, model: model[0].weight.grad.mul_(at.factor))
+        assert "effects" not in capture(step, *args).step_notes
+        assert file.tell() == 0
 
 
 def test_other_threads_open_files_while_a_step_is_captured(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def key_orders(objects: ObjectGraph) -> dict[str, list[Any]]:
         name: [*holder]
         for name, holder, content in objects.contents
         if isinstance(holder, dict) and named.get(name) is holder and "<" not in name
-        and [*holder] != [*content] and all(isinstance(key, str | int) for key in holder)
+        and all(isinstance(key, str | int) for key in holder) and [*holder] != [*content]
     }  # fmt: skip
 
 

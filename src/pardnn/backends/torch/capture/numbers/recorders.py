@@ -13,7 +13,7 @@ from pardnn.backends.torch.capture.numbers.containers import (
 )
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sinks import is_file, sinks_of
+from pardnn.backends.torch.user_step.sinks import is_outside, sinks_of
 from pardnn.errors import PardnnError, UnsupportedError
 
 
@@ -39,7 +39,7 @@ class Recorders:
     def begin(self) -> None:
         """Take sinks for what they are, and containers for what only the first step shows."""
         sinks = sinks_of(self._objects)
-        self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_file(x)}
+        self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_outside(x)}
         self.filled = {}
 
     def take_filled(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Recorders:
             self._others |= alike(error.name, [*self.filled, *self.sinks])
             return
         # A recorder may be in the way of the user's code.
-        recorders = {*self.filled} | {n for n, x in self.sinks.items() if not is_file(x)}
+        recorders = {*self.filled} | {n for n, x in self.sinks.items() if not is_outside(x)}
         if self._refused is not None or not recorders:
             raise self._refused or error from error.__cause__
         self._refused = error if isinstance(error, UnsupportedError) else None

@@ -5,8 +5,8 @@ the place of numbers that only a run knows, and never again.
 
 Idea: as for lists that a step fills, each sink (`user_step.sinks`) has a stand-in while the step
 is traced, which notes the calls whose results are dropped. Any other use ends the trace, and the
-step is traced anew with the object itself; a file has no other use. A file that the step opens for
-writing is refused: it would be emptied at capture.
+step is traced anew with the object itself; files, data bases and queues have no other use. A file
+that the step opens for writing is refused: it would be emptied at capture.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import slots_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sinks import is_file
+from pardnn.backends.torch.user_step.sinks import is_outside
 from pardnn.errors import UnsupportedError
 
 #: Called with the name of a sink, a method, and its arguments.
@@ -94,7 +94,22 @@ class StandIn:
 
 def other_use(name: str, real: Any, key: str) -> BaseException:
     """Return what ends a trace in which more is done with a sink than to tell it something."""
-    return _file_is_used(name, key) if is_file(real) else OtherUse(name)
+    return _outside_is_used(name, real, key) if is_outside(real) else OtherUse(name)
+
+
+def _refuse(key: str) -> Callable[..., Any]:
+    """Return a method that Python calls by itself, in a class of stand-ins."""
+
+    def used(stand_in: Any, *_: Any) -> Any:
+        name, real, _ = stand_in.__dict__["pardnn"]
+        raise other_use(name, real, key)
+
+    return used
+
+
+for _key in ("__iter__", "__next__", "__getitem__", "__setitem__", "__contains__", "__enter__",
+             "__exit__"):  # fmt: skip
+    setattr(StandIn, _key, _refuse(_key))
 
 
 def sink_name(value: Any) -> str | None:
@@ -216,11 +231,12 @@ def _is_dropped(frame: types.FrameType | None) -> bool:
     return False
 
 
-def _file_is_used(name: str, key: str) -> UnsupportedError:
+def _outside_is_used(name: str, real: Any, key: str) -> UnsupportedError:
+    kind = "file" if isinstance(real, io.IOBase) else type(real).__name__
     return UnsupportedError(
-        f"the step uses {key!r} of the file {name!r}. A step may write to a file, which each rank "
-        "does\nafter the step; reading, seeking and the results of such calls belong outside of "
-        "it.",
+        f"the step uses {key!r} of the {kind} {name!r}. A step may write to a file or put\n"
+        "something in a queue, which each rank does after the step. What it reads there would be\n"
+        "frozen in the graph: read it before the step, and pass it as an argument.",
         code="E802",
         details={"file": name},
     )

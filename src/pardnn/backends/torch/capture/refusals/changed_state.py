@@ -42,6 +42,22 @@ def changed_setting(name: str, where: str | None) -> UnsupportedError:
     )
 
 
+def removed_state(name: str) -> UnsupportedError:
+    """Return E804: a step that leaves an optimizer without state that was there before.
+
+    Args:
+        name: Of the state.
+    """
+    return UnsupportedError(
+        f"the step removes {shown(name)} and makes no new one: each rank keeps the state that the\n"
+        "captured steps use, and the next call would find it.\n"
+        "Remove it between two calls (optimizer.state.clear() after the step has returned), or\n"
+        "before optimizer.step() of the same step, which makes it anew.",
+        code="E804",
+        details={"changed": [name]},
+    )
+
+
 def outside_look(path: str | None, where: str | None) -> UnsupportedError:
     """Return E804: a step that reads, writes or looks for a file, or asks another process.
 
