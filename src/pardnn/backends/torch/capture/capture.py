@@ -33,6 +33,7 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     KeptTensors,
     caches_with_fakes,
     changed_tensors,
+    check_lasting,
     created_tensors,
     is_made_of_constants,
     new_caches,
@@ -228,8 +229,7 @@ class _Session:
             other: Selection | None
             try:
                 trace = self.traces.trace(chosen, initial=initial, constants=constants)
-                if changed := changed_tensors(trace):
-                    constants = constants.without(changed)
+                constants = constants.without(changed := changed_tensors(trace))
                 if assignments.unkeep([*changed, *trace.assigned], settled) or changed:
                     restore(settled.contents)
                     continue
@@ -270,8 +270,7 @@ class _Session:
         graph = self._assembled(name, trace, first, chosen, irregular, sharing)
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
-        made = tuple(source.name for source, *_ in trace.made_anew)
-        return Captured(graph, tuple(left), made, chosen.live)
+        return Captured(graph, tuple(left), tuple(s.name for s, *_ in trace.made_anew), chosen.live)
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.
@@ -339,8 +338,7 @@ class _Session:
         kept = {*created[0], *created[2].values}
         assignments = Assignments(first, kept, lambda: self.traces.objects())
         settled = self.traces.objects()
-        names = tensor_names(sources_of(settled, self.traces.batch))
-        after = values_by_name(settled.contents, names)
+        after = values_by_name(settled.contents, tensor_names(self.traces.sources()))
         return first, settled, Numbers(before | defaults, after, defaults), created, assignments
 
     def _assembled(
@@ -398,3 +396,5 @@ class _Session:
         check_same_effects(trace.effects, again.effects)
         if difference is not None:
             raise difference
+        restore(self.original.contents)
+        check_lasting(constants, functools.partial(self.traces.trace, chosen), self.traces.sources)

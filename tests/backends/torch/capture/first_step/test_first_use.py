@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,3 +254,44 @@ def test_caches_that_were_made_since_the_last_look_are_found() -> None:
     assert set(found()) == {second, third}
     second.cache_clear()
     assert found() == [third]
+
+
+class Scaled(nn.Module):
+    """Takes its scale from a count at its first use, and again where it was dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.count, self.scale = nn.Linear(6, 6), 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.scale is None:
+            self.scale = torch.full((6,), 1.0 * self.count)
+        y = self.layer(x) * self.scale
+        if self.count == 3:
+            self.scale = None
+        return y
+
+
+def test_a_tensor_of_numbers_that_change_is_not_made_anew_by_later_steps() -> None:
+    def make() -> Any:
+        made, args = trained(Scaled)
+        return made, args, [args[0]]
+
+    assert_leaves_as_eager(make, steps=7)
+
+
+def test_such_a_tensor_in_an_object_that_is_no_module_is_refused() -> None:
+    held = SimpleNamespace(count=0, scale=None)
+
+    def scaled(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        if held.scale is None:
+            held.scale = torch.full((6,), 1.0 + held.count)
+        held.count += 1
+        return models.train(model, optimizer, (model(x) * held.scale).square().mean())
+
+    _, args = trained(nn.Identity)
+    with pytest.raises(UnsupportedError, match=r"makes 'held\.scale' of numbers") as caught:
+        capture(scaled, *args)
+    assert caught.value.code == "E806"
+    assert held == SimpleNamespace(count=0, scale=None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -27,11 +27,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
 from pardnn.backends.torch.capture.first_step.initial_state import initial_values
+from pardnn.backends.torch.capture.refusals.first_step import kept_of_numbers
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
+from pardnn.errors import PardnnError
 
 #: Counts and contents, hashed, of each cache that held no fake: most never change, and torch's own
 #: hold ten thousand leaves.
@@ -114,6 +116,32 @@ def written_at_first(
 
 
 NOTHING_KEPT = KeptTensors((), {})
+
+
+def check_lasting(
+    kept: KeptTensors, trace: Callable[[], StepTrace], sources: Callable[[], Iterable[Source]]
+) -> None:
+    """Reject tensors of numbers that change: made at another step, they would be others.
+
+    Args:
+        kept: What the first step made and keeps. All steps make it anew.
+        trace: Traces a first step once more, with symbols for the numbers that change.
+        sources: Returns what the step reaches now.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    if not kept.values:
+        return
+    try:
+        aliases = trace().tracer.aliases
+    except PardnnError:  # no first step can be followed by such numbers
+        return
+    for source in sources():
+        live = source.get() if source.name in kept.values else None
+        is_known = isinstance(live, torch.Tensor) and aliases.knows(live)
+        if is_known and not depends_on_constants(aliases.fresh_value(live)):
+            raise kept_of_numbers(source.name)
 
 
 CreatedTensors = tuple[dict[str, Any], dict[str, str], KeptTensors]

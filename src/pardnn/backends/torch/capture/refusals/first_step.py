@@ -45,3 +45,14 @@ def takes_another_way(where: str | None) -> UnsupportedError:
         "One graph stands for all of them. Run one step of your own before capturing.",
         "E806",
     )
+
+
+def kept_of_numbers(name: str) -> UnsupportedError:
+    """Return E806: a tensor that the first step makes of numbers that change, and keeps."""
+    return UnsupportedError(
+        f"the first step makes {name!r} of numbers that change from step to step, and keeps it:\n"
+        "made anew by a later step, as ranks would, it would be another one.\n"
+        "Run one step of your own before capturing, or make the tensor before the step.",
+        code="E806",
+        details={"state": name},
+    )
