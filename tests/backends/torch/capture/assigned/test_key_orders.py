@@ -1,5 +1,6 @@
 """Dictionaries have their keys in the order of the eager step, however these come into being."""
 
+import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.filled_containers import put_in_order
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
+from tests.long_cases import long_but
 
 
 def sums(held: dict[str, Any], loss: Any) -> None:
@@ -56,8 +58,13 @@ def made(put: Callable[..., Any], is_given: bool) -> Entry:
     return step, (*args, held if is_given else {"held": held})
 
 
-@pytest.mark.parametrize("put", [sums, update, moved, by_turns])
-@pytest.mark.parametrize("is_given", [False, True], ids=["held", "given"])
+QUICK = [(sums, False), (update, True), (moved, True), (by_turns, False)]
+
+
+@pytest.mark.parametrize(
+    ("put", "is_given"),
+    long_but(QUICK, itertools.product([sums, update, moved, by_turns], [False, True])),
+)
 def test_keys_are_in_the_order_of_eager(put: Callable[..., Any], is_given: bool) -> None:
     def state(args: tuple[Any, ...]) -> list[Any]:
         held = args[4].get("held", args[4])
