@@ -29,15 +29,18 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz site
+	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz site \
+	compiled-rest compiled-ranks
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-# Compiled kernels on one core, static checks and kernels as plain Python on the other. Then, with
-# the compiled kernels cached, the ranks on one and all else that needs torch on the other.
+# Two at a time, in this order: each half of what needs torch begins when a core is free and the
+# compiled kernels are cached.
 test: $(STAMP)
-	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes
-	$(MAKE) $(TWO_AT_A_TIME) ranks rest
+	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes compiled-rest compiled-ranks
+
+compiled-rest compiled-ranks: compiled-%: jit
+	$(MAKE) $*
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt
