@@ -23,7 +23,9 @@ from pardnn.checkpoint.verify import verify
 from tests.backends.torch.faults import a_plan, at, chain
 from tests.backends.torch.ranks import Outcome, run_ranks
 
-SIZE, TIMEOUT_S = 3, 2.0
+SIZE = 3
+#: Ranks come together within it too: beside other tests one was 2 s behind the others.
+TIMEOUT_S = 2.0 if os.environ.get("KILL_MATRIX") else 6.0
 PHASES = (
     "rendezvous", "initialisation", "first step", "mid-step", "saving", "committing", "resuming",
     "leaving",

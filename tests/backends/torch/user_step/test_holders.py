@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import os
 import sys
 import types
@@ -80,6 +81,26 @@ def of_a_folder() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return lambda x: x * len(os.getcwd()), lambda: os.chdir("/")  # noqa: PTH109
 
 
+def of_the_command_line() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return lambda x: x * float(sys.argv[-1]), lambda: sys.argv.append("2.0")
+
+
+def of_a_precision() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    def change() -> None:
+        decimal.getcontext().prec = 2
+
+    return lambda x: x * float(decimal.Decimal(1) / decimal.Decimal(3)), change
+
+
+class Other(nn.Linear):
+    pass
+
+
+def of_a_class() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    model = nn.Linear(2, 2)
+    return lambda x: model(x), lambda: setattr(model, "__class__", Other)
+
+
 HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] = {
     "len(view.gain)": of_a_view,
     "chained.maps.0.gain": of_a_chain,
@@ -91,6 +112,9 @@ HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] =
     "get_num_threads()": of_threads,
     "getrecursionlimit()": of_recursion,
     "getcwd()": of_a_folder,
+    "sys.argv": of_the_command_line,
+    "decimal.getcontext()": of_a_precision,
+    "the class of model": of_a_class,
 }
 
 
@@ -100,7 +124,9 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr(Registry, "gain", 1.0)
     threads, limit = torch.get_num_threads(), sys.getrecursionlimit()
-    yield
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    with decimal.localcontext():
+        yield
     torch.set_num_threads(threads)
     sys.setrecursionlimit(limit)
 

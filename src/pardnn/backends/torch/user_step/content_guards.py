@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import locale
 import operator
@@ -178,8 +179,15 @@ def _folder() -> str | None:
         return None
 
 
-#: What is set for a whole process by a function, and read by another of this name.
+def _precision() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return context.prec, context.rounding, context.Emin, context.Emax
+
+
+#: What is set for a whole process, and read by a function or attribute of this name.
 _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
+    "Decimal": _precision,
+    "argv": lambda: list(sys.argv),
     "cpu_count": os.cpu_count,
     "cwd": _folder,
     "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
@@ -195,6 +203,13 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "getswitchinterval": sys.getswitchinterval,
     "initial_seed": torch.initial_seed,
 }
+#: As people read them, where that is no function of this name.
+_SHOWN = {
+    "Decimal": "decimal.getcontext()",
+    "allow_tf32": "allow_tf32",
+    "argv": "sys.argv",
+    "benchmark": "torch.backends.cudnn.benchmark",
+}
 
 
 def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -205,7 +220,7 @@ def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[],
     """
     for name, get in _PROCESS_SETTINGS.items():
         if name in names:
-            yield f"{name}()", get
+            yield _SHOWN.get(name, f"{name}()"), get
 
 
 def _is_encodable(name: str) -> bool:

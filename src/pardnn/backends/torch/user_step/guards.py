@@ -45,6 +45,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     AttributeGuards,
     Change,
+    ClassGuards,
     ItemGuard,
     Snapshot,
     items_by_key,
@@ -115,7 +116,7 @@ class Guards:
                 self._attributes.add(name, get)
         for name, get in process_settings(self._used.of_users):
             self._attributes.add(name, get)
-        self._contents, self._modes = ContentGuards(), ModeGuards()
+        self._contents, self._modes, self._classes = ContentGuards(), ModeGuards(), ClassGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
@@ -148,6 +149,7 @@ class Guards:
             found = [change for guard in self._guards for change in guard.changes()]
             self._snapshot = Snapshot(self._guards)
         found += self._modes.changes()
+        found += self._classes.changes()
         found += self._attributes.changes()
         found += self._contents.changes()
         found += self._of_parameters.changes()
@@ -165,6 +167,7 @@ class Guards:
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
             elif not isinstance(value, (torch.Tensor, *VALUES)) and id(value) not in self._seen:
                 self._seen[id(value)] = value
+                self._classes.add(path, value)
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
                 stack += reversed(list(self._children(path, value)))
 
@@ -205,12 +208,12 @@ class Guards:
             if hasattr(value, "__dict__"):
                 yield from self._container(path, value.__dict__, self._used.__contains__)
             yield from self._slotted(path, value)
-            yield from self._classes(value)
+            yield from self._classes_of(value)
 
     def _is_run_or_used(self, key: Any) -> bool:
         return key == "forward" or key in self._used
 
-    def _classes(self, value: Any) -> Iterator[tuple[str, Any]]:
+    def _classes_of(self, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((kind.__name__, kind) for kind in type(value).__mro__)
 
     def _slotted(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -284,7 +287,7 @@ class Guards:
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], _any_key)
-        yield from self._classes(module)
+        yield from self._classes_of(module)
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         names = function.__code__.co_freevars

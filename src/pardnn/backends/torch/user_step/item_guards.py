@@ -8,7 +8,7 @@ import operator
 import os
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ VALUES = (
     torch.memory_format, torch.layout, torch.Size,
 )  # fmt: skip
 ABSENT = object()
+#: Of a class that was made by a statement of Python: `Py_TPFLAGS_HEAPTYPE`.
+_HEAP_TYPE = 1 << 9
 _NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
@@ -205,6 +207,35 @@ class AttributeGuards:
             elif differ(now, then):
                 found.append(Change(name, then, now, place))
         return found
+
+
+class ClassGuards:
+    """Guards on the classes of objects: `model.__class__ = Other` changes no attribute."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._objects: list[Any] = []
+        self._then: list[type] = []
+
+    def add(self, name: str, value: Any) -> None:
+        """Guard the class of an object; it is left out where Python lets nobody change it.
+
+        Args:
+            name: Dotted path to it.
+            value: Any object.
+        """
+        if type(value).__flags__ & _HEAP_TYPE:
+            self._names.append(name)
+            self._objects.append(value)
+            self._then.append(type(value))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the objects that have another class."""
+        now = list(map(type, self._objects))
+        if now != self._then:
+            for name, then, kind in zip(self._names, self._then, now, strict=True):
+                if kind is not then:
+                    yield Change(f"the class of {name}", then.__qualname__, kind.__qualname__)
 
 
 class Snapshot:

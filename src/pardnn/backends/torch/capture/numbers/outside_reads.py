@@ -37,10 +37,14 @@ from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
           (os, "listdir"), (os, "scandir"), (os, "access"), (os, "readlink"), (np, "fromfile"),
           (torch, "from_file"))  # fmt: skip
-#: What starts programs, and what opens connections: `requests`, `urllib` and the like.
-_OTHERS = (
-    (os, "system"), (subprocess.Popen, "_execute_child"), (socket.socket, "connect"),
-)  # fmt: skip
+#: What else is asked of the world, as people say it; `requests` and `urllib` connect sockets.
+_OTHERS: dict[tuple[Any, str], str] = {
+    (os, "system"): "starts a program",
+    (subprocess.Popen, "_execute_child"): "starts a program",
+    (socket.socket, "connect"): "opens a connection",
+    (os, "getloadavg"): "asks for the load of the machine",
+    (threading, "active_count"): "counts the threads of the process",
+}
 #: What Python and torch look up for themselves, below the user's line.
 _INTERNAL = (
     "pardnn",
@@ -63,13 +67,15 @@ _SHOWN_MOMENT = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftim
 
 
 class Look(NamedTuple):
-    """A look at a file or folder, or beyond the process.
+    """A look at a file or folder, or beyond the step's own objects.
 
     Attributes:
-        path: As the step gives it; None of a program or a connection.
+        deed: What the step does: "opens a connection"; empty of a file or folder.
+        path: Of the file or folder, as the step gives it; None of all else.
         line: "file.py:line" of the user's code; None if unknown.
     """
 
+    deed: str
     path: str | None
     line: str | None
 
@@ -88,8 +94,10 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
             stack.enter_context(
                 mock.patch.object(owner, name, noted.calls_of(getattr(owner, name)))
             )
-        for owner, name in _OTHERS:
-            new = noted.calls_of(getattr(owner, name), of_files=False)
+        for (owner, name), deed in _OTHERS.items():
+            if not hasattr(owner, name):  # not each system tells its load
+                continue
+            new = noted.calls_of(getattr(owner, name), deed)
             stack.enter_context(mock.patch.object(owner, name, new))
         yield found
 
@@ -101,19 +109,23 @@ class _Noted:
         self._found, self._line, self._is_noting = found, line, False
         self._thread = threading.get_ident()
 
-    def calls_of(self, real: Callable[..., Any], *, of_files: bool = True) -> Callable[..., Any]:
-        """Return a function that notes each call of `real`, and makes it."""
+    def calls_of(self, real: Callable[..., Any], deed: str = "") -> Callable[..., Any]:
+        """Return a function that notes each call of `real`, and makes it.
+
+        Args:
+            real: The function.
+            deed: What a call of it does; empty if it looks at the file that it is given.
+        """
 
         @functools.wraps(real)
         def noting(*args: Any, **kwargs: Any) -> Any:
             if not self._is_noting and threading.get_ident() == self._thread:
                 self._is_noting = True
                 try:
-                    path = next(iter([*args, *kwargs.values()]), ".")
-                    if of_files:
-                        self._note(path)
+                    if not deed:
+                        self._note(next(iter([*args, *kwargs.values()]), "."))
                     elif _is_of_users(sys._getframe(1)):
-                        self._found.append(Look(None, self._line()))
+                        self._found.append(Look(deed, None, self._line()))
                 finally:
                     self._is_noting = False
             return real(*args, **kwargs)
@@ -125,7 +137,7 @@ class _Noted:
             return  # of a file that is open
         text = os.fsdecode(path)
         if not text.startswith(_SYSTEM) and _is_of_users(sys._getframe(2)):
-            self._found.append(Look(text, self._line()))
+            self._found.append(Look("", text, self._line()))
 
 
 def _is_of_users(frame: types.FrameType | None) -> bool:

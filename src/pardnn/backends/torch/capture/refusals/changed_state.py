@@ -58,17 +58,18 @@ def removed_state(name: str) -> UnsupportedError:
     )
 
 
-def outside_look(path: str | None, where: str | None) -> UnsupportedError:
+def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedError:
     """Return E804: a step that reads, writes or looks for a file, or asks another process.
 
     Args:
-        path: Of the file or folder; None of a program or a connection.
+        deed: What it does, if not with a file or folder: "opens a connection".
+        path: Of the file or folder; None of all else.
         where: "file.py:line" of the user's code; None if unknown.
     """
     if path is None:
         return error_at(
             where,
-            f"the step starts a program or opens a connection{at(where)}: capture alone would do\n"
+            f"the step {deed}{at(where)}: capture alone would do\n"
             "so, and what comes back would be frozen in the graph.\n"
             "Do it between two calls, and pass what comes back as an argument.",
             "E804",
