@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,23 @@ CONTRAST = """() => {
 }"""
 
 
+READY = "document.documentElement?.dataset.ready === '1'"
+
+
+def shown_op(name: str) -> str:
+    """Return what is true once the details of this op are shown."""
+    return f"document.querySelector('#op-detail dd')?.textContent === {json.dumps(name)}"
+
+
+def wait_until(page: Page, expression: str, seconds: float = 60.0) -> None:
+    """Ask from outside: playwright's own waiting evaluates text in the page, which the policy
+    of the page forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"not within {seconds:.0f} s: {expression}"
+        page.wait_for_timeout(10)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as running:
@@ -95,7 +113,7 @@ def opened(browser) -> Iterator[Any]:
         given.add(f"file://{path}")
         page.goto(f"file://{path}{fragment}")
         if options.get("java_script_enabled", True):
-            page.wait_for_function("document.documentElement.dataset.ready === '1'", timeout=60_000)
+            wait_until(page, READY)
         return page
 
     yield go
@@ -113,10 +131,7 @@ def test_hostile_names_are_only_text(opened, hostile):
         page.evaluate(
             "name => { location.hash = `op=${encodeURIComponent(name)}` }", f"{name}{number}"
         )
-        page.wait_for_function(
-            "name => document.querySelector('#op-detail dd').textContent === name",
-            arg=f"{name}{number}",
-        )
+        wait_until(page, shown_op(f"{name}{number}"))
         page.fill("#find-input", name)
         assert page.locator("#find-results button").count() > 0
         assert name in page.locator("#find-results button").first.text_content()
@@ -175,7 +190,7 @@ def test_the_timeline_answers(opened, hostile):
     canvas.click(
         position={"x": left + middle * (box["width"] - left), "y": 38 * bars["device"][op] + 10}
     )
-    page.wait_for_function("document.querySelector('#op-detail dd')?.textContent === 'd2'")
+    wait_until(page, shown_op("d2"))
     assert "1 ms" in page.inner_text("#op-detail")
     assert "backward" in page.inner_text("#op-detail")
     assert page.evaluate("location.hash") == "#op=d2"
@@ -187,7 +202,7 @@ def test_the_timeline_answers(opened, hostile):
         seen.add(page.inner_text("#timeline-state"))
     assert len(seen) >= 3
     page.keyboard.press(".")
-    page.wait_for_function("location.hash !== '#op=d2'")
+    wait_until(page, "location.hash !== '#op=d2'")
     chart = page.locator(".memory canvas").first
     before = page.inner_text(".memory .quiet >> nth=0")
     chart.focus()
@@ -201,7 +216,7 @@ def test_search_and_links_by_keyboard_alone(opened, hostile):
     page.keyboard.press("/")
     page.keyboard.type("u4")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('#op-detail dd').textContent === 'u4'")
+    wait_until(page, shown_op("u4"))
     assert "update" in page.inner_text("#op-detail")
     page.select_option("#module-order", "by time")
     assert "modules of its own" in page.inner_text("#modules-view > .quiet")
@@ -283,7 +298,7 @@ def test_20_000_ops_are_ready_in_3_seconds(opened, tmp_path):
     session = shown.context.new_cdp_session(shown)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     shown.reload()
-    shown.wait_for_function("document.documentElement.dataset.ready === '1'")
+    wait_until(shown, READY)
     metrics = {
         each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]
     }
