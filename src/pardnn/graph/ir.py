@@ -160,6 +160,19 @@ class Graph:
         found = ((i, writes(op)) for i, op in enumerate(self.ops))
         return tuple((i, names) for i, names in found if names)
 
+    @functools.cached_property
+    def overwritten_owners(self) -> tuple[tuple[int, int], ...]:
+        """Number of the tensor that owns each storage written in place, and of the op; sorted.
+
+        O(tensors).
+        """
+        if not self.overwrites:
+            return ()
+        tensor_id = {t.name: i for i, t in enumerate(t for op in self.ops for t in op.outputs)}
+        owner = self.arrays.tensor_owner
+        pairs = ((int(owner[tensor_id[t]]), i) for i, names in self.overwrites for t in names)
+        return tuple(sorted(pairs))
+
     @property
     def step_notes(self) -> dict[str, Any]:
         """What capture noted of the whole step, such as "settings" and "effects", on its mark."""

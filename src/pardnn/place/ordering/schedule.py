@@ -23,12 +23,7 @@ from pardnn.sim.transfers import transfers_of
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
     """Return (owning tensor, op) for every op that writes a storage in place."""
-    if not graph.overwrites:
-        return np.empty((0, 2), dtype=np.int64)
-    tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
-    owner = graph.arrays.tensor_owner
-    pairs = [(int(owner[tensor_id[name]]), i) for i, names in graph.overwrites for name in names]
-    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+    return np.array(graph.overwritten_owners, dtype=np.int64).reshape(-1, 2)
 
 
 def ordered_plan(

@@ -11,7 +11,6 @@ Deviations: pieces need not be equal; halos and overlapping results leave a call
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -219,8 +218,18 @@ def piece_boxes(shape: Sequence[int], at: BatchDim, points: Sequence[int]) -> tu
         at: Where the batch is.
         points: First sample of each piece, and the number of samples.
     """
+    return tuple(piece_box(shape, at, points, piece) for piece in range(len(points) - 1))
+
+
+def piece_box(shape: Sequence[int], at: BatchDim, points: Sequence[int], piece: int) -> Box:
+    """Return the box of one piece of a tensor.
+
+    Args:
+        shape: Of the whole one.
+        at: Where the batch is.
+        points: First sample of each piece, and the number of samples.
+        piece: From 0 on.
+    """
     full = whole(shape)
-    return tuple(
-        (*full[: at.dim], (first * at.scale, last * at.scale), *full[at.dim + 1 :])
-        for first, last in itertools.pairwise(points)
-    )
+    rows = (points[piece] * at.scale, points[piece + 1] * at.scale)
+    return (*full[: at.dim], rows, *full[at.dim + 1 :])

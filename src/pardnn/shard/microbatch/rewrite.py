@@ -26,7 +26,7 @@ from pardnn.plan.pieces import Pieces, piece_of
 from pardnn.shard.boxes import bytes_of, is_one_run, lengths, whole
 from pardnn.shard.cache import begin_graph
 from pardnn.shard.microbatch.analysis import BatchCut, analyse_batch
-from pardnn.shard.microbatch.call_cut import CallCut, piece_boxes
+from pardnn.shard.microbatch.call_cut import CallCut, piece_box, piece_boxes
 from pardnn.shard.microbatch.early_results import changed, filled, is_counting, with_sums
 from pardnn.shard.microbatch.sheet import Sheet, in_order, new_tensor
 from pardnn.shard.microbatch.strides import piece_strides, stated, strides_of
@@ -245,7 +245,7 @@ class _Writer:
         if slot not in cut.unread:
             return self._whole(name, op) if at is None else self._piece(name, op, piece)
         if at is not None:
-            box = piece_boxes(tensor.shape or (), at, self.cut.points)[piece]
+            box = piece_box(tensor.shape or (), at, self.cut.points, piece)
             if lengths(box) == shape:
                 return self._piece(name, op, piece)
         if shape == tensor.shape and name not in self.late:
@@ -260,7 +260,7 @@ class _Writer:
         if tensor.name not in self.cut.made:
             return new_tensor(tensor, name)
         at = self.cut.dims[tensor.name]
-        box = piece_boxes(tensor.shape or (), at, self.cut.points)[piece]
+        box = piece_box(tensor.shape or (), at, self.cut.points, piece)
         if source is None:
             return new_tensor(tensor, name, box)
         source, shape = by_name[source], lengths(box)

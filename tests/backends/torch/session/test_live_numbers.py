@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from math import cos, pi
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_an_epoch_of_which_a_branch_asks_has_a_capture_for_each_way() -> None:
         return loss * 0.5 * (1 + math.cos(held.epoch / 10))
 
     assert captures(weigh, lambda i: setattr(held, "epoch", i)) == 3
+
+
+def test_a_count_that_is_converted_and_given_to_imported_functions_is_captured_twice() -> None:
+    held = SimpleNamespace(epoch=0)
+
+    def weigh(loss: Any) -> Any:
+        warmed = float(held.epoch) / 4
+        return loss * (1 + warmed + cos(pi * held.epoch / 10) + int(held.epoch * 1.5) + int(True))
+
+    assert captures(weigh, lambda i: setattr(held, "epoch", i)) == 2
 
 
 def test_a_number_that_python_needs_itself_is_captured_as_often_as_it_changes() -> None:

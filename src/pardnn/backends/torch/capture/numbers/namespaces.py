@@ -8,11 +8,13 @@ Idea: what modules held is noted before the step is traced, put back, and the st
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module, names_in
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import GlobalName
 
@@ -49,6 +51,27 @@ def namespaces(objects: ObjectGraph) -> list[_Namespace]:
         if isinstance(holder, GlobalName):
             known.setdefault(id(holder.namespace), set()).add(holder.name)
     return [_Namespace(x, dict(x), frozenset(known.get(key, ()))) for key, x in found.items()]
+
+
+def replace_globals(
+    stack: contextlib.ExitStack,
+    functions: Iterable[types.FunctionType],
+    others: Mapping[int, Callable[..., Any]],
+) -> None:
+    """Let the user's code find other functions under the names by which it imported some.
+
+    Args:
+        stack: Puts the names back.
+        functions: The user's, which may run.
+        others: What stands for each function, by the function's id.
+    """
+    for function in functions:
+        space = function.__globals__
+        for key in names_in(function.__code__):
+            real = space.get(key)
+            if id(real) in others:  # mock.patch.dict would undo all that the step sets
+                space[key] = others[id(real)]
+                stack.callback(space.__setitem__, key, real)
 
 
 def check_namespaces(spaces: list[_Namespace]) -> None:

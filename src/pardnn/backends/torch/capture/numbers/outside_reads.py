@@ -24,13 +24,14 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import torch
 
+from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 
 #: All that reads or writes a file by its path goes through one of these, or through C.
@@ -153,7 +154,7 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
 
 
 @contextlib.contextmanager
-def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[None]:
+def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterator[None]:
     """Let the user's code see another time than in other traces, while the context is open.
 
     Args:
@@ -166,16 +167,10 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
         for owner, name, new in clocks:
             stack.enter_context(mock.patch.object(owner, name, new))
         for function in functions:
-            space = function.__globals__
-            names = names_in(function.__code__)
-            if "datetime64" in names:
+            if "datetime64" in names_in(function.__code__):
                 new = _later_numpy_dates(number * APART_S, _asked_by_user())
                 stack.enter_context(mock.patch.object(np, "datetime64", new))
-            for key in names:
-                real = space.get(key)
-                if id(real) in shifted:  # mock.patch.dict would undo all that the step sets
-                    space[key] = shifted[id(real)]
-                    stack.callback(space.__setitem__, key, real)
+        replace_globals(stack, functions, shifted)
         yield
 
 

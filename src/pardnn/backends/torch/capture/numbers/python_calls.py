@@ -15,7 +15,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.ops.host_scalars import (
     MATH_FUNCTIONS,
     NUMPY_FUNCTIONS,
@@ -38,14 +39,9 @@ _DIVMOD = divmod
 
 @contextlib.contextmanager
 def python_calls() -> Iterator[None]:
-    """Let functions of `math`, and some of NumPy, record their calls on symbols.
-
-    A function that was imported by name (`from math import cos`) takes the number itself, which is
-    guarded.
-    """
+    """Let functions of `math`, and some of NumPy, record their calls on symbols."""
     with contextlib.ExitStack() as stack:
-        for name in MATH_FUNCTIONS:
-            new = _recording(name, getattr(math, name))
+        for name, (_, new) in _OF_MATH.items():
             stack.enter_context(mock.patch.object(math, name, new))
         for name in ("isfinite", "isinf", "isnan"):
             new = _recording(name, getattr(np, name))
@@ -69,10 +65,11 @@ def python_calls() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def numbers_told(functions: Iterable[types.FunctionType]) -> Iterator[None]:
+def numbers_told(functions: Collection[types.FunctionType]) -> Iterator[None]:
     """Let the user's code see a symbol as a number: `assert isinstance(value, float)`.
 
-    torch's own code tells symbols from numbers.
+    torch's own code tells symbols from numbers. Functions that it imported by their names
+    (`from math import cos`) record their calls as well.
 
     Args:
         functions: The user's, which may run.
@@ -80,13 +77,12 @@ def numbers_told(functions: Iterable[types.FunctionType]) -> Iterator[None]:
     asking = (each for each in functions if "isinstance" in names_in(each.__code__))
     namespaces = {id(each.__globals__): each.__globals__ for each in asking}.values()
     changed = [each for each in namespaces if "isinstance" not in each]
-    for namespace in changed:
-        namespace["isinstance"] = _is_instance
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for namespace in changed:
-            del namespace["isinstance"]
+            namespace["isinstance"] = _is_instance
+            stack.callback(namespace.pop, "isinstance")
+        replace_globals(stack, functions, {id(real): new for real, new in _OF_MATH.values()})
+        yield
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -198,3 +194,9 @@ def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args, **kwargs)
 
     return call
+
+
+#: Functions of `math` and what records their calls, by their names.
+_OF_MATH = {
+    name: (getattr(math, name), _recording(name, getattr(math, name))) for name in MATH_FUNCTIONS
+}

@@ -5,8 +5,8 @@ Problem: `float(loss)` and `"%.3f" % loss.item()` are answered in C, which needs
 Idea: while a step is traced, the user's functions run with other constants and names: a text with
 a "%" is one of a class that makes marks (`texts`), and calls of `float`, `int` and `bool` go to
 functions that take a tensor for its number, and a symbol for one of the type wanted. Nothing else
-of the code changes, neither its length nor its lines. What is no symbol that only a run knows goes
-to Python's own functions.
+of the code changes, neither its length nor its lines. What is no symbol goes to Python's own
+functions, and so do symbols but those that only a run knows, where a text is made of them.
 
 Complexity: O(code of the user's functions), once for each.
 """
@@ -140,12 +140,16 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, FakeTensor) if node is None else node.hint is None
 
 
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, FakeTensor) or node_of(value) is not None
+
+
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _float(*args: Any) -> Any:
-    if len(args) != 1 or not _is_data(args[0]):
+    if len(args) != 1 or not _is_symbol(args[0]):
         return float(*args)
     number = _number(args[0])
     if isinstance(number, torch.SymBool):
@@ -154,7 +158,7 @@ def _float(*args: Any) -> Any:
 
 
 def _int(*args: Any, **kwargs: Any) -> Any:
-    if kwargs or len(args) != 1 or not _is_data(args[0]):
+    if kwargs or len(args) != 1 or not _is_symbol(args[0]):
         return int(*args, **kwargs)
     number = _number(args[0])
     if isinstance(number, torch.SymBool):
