@@ -164,6 +164,22 @@ def test_the_limit_that_is_advised_is_what_the_nearest_plan_needs_or_the_next_on
         return (True, None) if limited.capacities[0] == 210 else (False, 210)
 
     assert limit_tried(problem, 100, tried) == 234
-    assert limits == [112, 234]
+    assert limits[:2] == [112, 234]
     assert limit_tried(problem, None, tried) is None
     assert limit_tried(problem, 100, lambda _: (False, 100)) is None
+
+
+def test_the_limit_that_is_advised_is_lowered_as_far_as_plans_fit() -> None:
+    graph = mlp(8, 8, 8, 8)
+    cluster = Cluster.uniform(2, memory=50)
+    problem = Problem(graph, cluster, preset_costs(graph, "k80"), PlanOptions(reserve=0.0))
+    limits: list[int] = []
+
+    def tried(limited: Problem) -> tuple[bool, int | None]:
+        limits.append(limited.cluster.devices[1].memory or 0)
+        return limits[-1] >= 855, None
+
+    advised = limit_tried(problem, 1047, tried)
+    assert advised is not None
+    assert 855 <= advised <= 855 * 65 / 64
+    assert advised in limits

@@ -60,7 +60,7 @@ def infeasible(
     if missing is not None:
         message += _link_text(graph, attempt, missing)
     if not _may_fit(least, capacities):
-        message += " So this limit is impossible, for any planner."
+        message += " So no plan of the step as it is can fit."
     details: dict[str, Any] = {
         "device": device,
         "op": op.name,

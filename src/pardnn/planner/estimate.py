@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 
 from pardnn.cluster import more_like
@@ -28,6 +29,10 @@ ALGORITHMS_TRIED = ("single", "pardnn")
 
 #: Limits that are tried where looking for the least would take too long.
 LIMITS_TRIED = 3
+#: An advised limit is at most so much above one that was tried and does not fit.
+LOWERED_TO = 1 / 64
+#: After which an advised limit is not lowered any more: large graphs are planned for longer.
+LOWERED_SECONDS = 5.0
 
 
 def estimate(problem: Problem) -> EstimateResult:
@@ -217,21 +222,32 @@ def limit_tried(
 ) -> int | None:
     """Return an equal limit per device that a plan was found for; None if for none of a few.
 
-    Each limit is what the nearest plan for the one before needs.
+    Each limit is what the nearest plan for the one before needs. The first that fits may be far
+    above the least, so it is lowered by bisection to within `LOWERED_TO` of one that does not fit,
+    as long as time is left.
 
     Args:
         problem: What no plan was found for.
         peak: Bytes of the plan that came nearest; None if that is not known.
         tried: Whether a plan of a problem fits, and else the bytes of the one that came nearest.
     """
+    begin = time.monotonic()
+    below = min((each.memory or 0 for each in problem.cluster.devices), default=0)
     for _ in range(LIMITS_TRIED):
         if peak is None:
             return None
         limit = with_reserve(peak, problem.options.reserve)
         fits, peak = tried(with_limit(problem, limit))
         if fits:
-            return limit
-    return None
+            break
+        below = limit
+    else:
+        return None
+    while limit - below > LOWERED_TO * limit and time.monotonic() - begin < LOWERED_SECONDS:
+        middle = (limit + below) // 2
+        fits, _ = tried(with_limit(problem, middle))
+        limit, below = (middle, below) if fits else (limit, middle)
+    return limit
 
 
 def _rounded_up(num_bytes: int) -> str:
