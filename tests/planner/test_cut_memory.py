@@ -164,7 +164,7 @@ def test_the_limit_that_is_advised_is_what_the_nearest_plan_needs_or_the_next_on
         return (True, None) if limited.capacities[0] == 210 else (False, 210)
 
     assert limit_tried(problem, 100, tried) == 234
-    assert limits[:2] == [112, 234]
+    assert limits == [112, 234, 173, 203, 218, 226, 230, 232]
     assert limit_tried(problem, None, tried) is None
     assert limit_tried(problem, 100, lambda _: (False, 100)) is None
 
@@ -183,3 +183,4 @@ def test_the_limit_that_is_advised_is_lowered_as_far_as_plans_fit() -> None:
     assert advised is not None
     assert 855 <= advised <= 855 * 65 / 64
     assert advised in limits
+    assert limits[:2] == [1047, (1047 + 50) // 2]  # 50 did not fit

@@ -69,8 +69,10 @@ def shown_op(name: str) -> str:
 
 
 def wait_until(page: Page, expression: str, seconds: float = 60.0) -> None:
-    """Ask from outside: playwright's own waiting evaluates text in the page, which the policy
-    of the page forbids."""
+    """Ask from outside till an expression is true.
+
+    Playwright's own waiting evaluates text in the page, which the page's policy forbids.
+    """
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"not within {seconds:.0f} s: {expression}"

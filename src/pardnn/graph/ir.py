@@ -161,17 +161,9 @@ class Graph:
         return tuple((i, names) for i, names in found if names)
 
     @functools.cached_property
-    def overwritten_owners(self) -> tuple[tuple[int, int], ...]:
-        """Number of the tensor that owns each storage written in place, and of the op; sorted.
-
-        O(tensors).
-        """
-        if not self.overwrites:
-            return ()
-        tensor_id = {t.name: i for i, t in enumerate(t for op in self.ops for t in op.outputs)}
-        owner = self.arrays.tensor_owner
-        pairs = ((int(owner[tensor_id[t]]), i) for i, names in self.overwrites for t in names)
-        return tuple(sorted(pairs))
+    def tensor_numbers(self) -> Mapping[str, int]:
+        """The number of each tensor by its name, in the order of the ops' outputs. O(tensors)."""
+        return {t.name: i for i, t in enumerate(t for op in self.ops for t in op.outputs)}
 
     @property
     def step_notes(self) -> dict[str, Any]:

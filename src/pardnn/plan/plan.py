@@ -234,7 +234,7 @@ def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
         MismatchError: E503, if the plan names an op or tensor that the graph does not have.
     """
     op_id = {op.name: i for i, op in enumerate(graph.ops)}
-    tensor_id = {name: i for i, name in enumerate(t.name for op in graph.ops for t in op.outputs)}
+    tensor_id = graph.tensor_numbers
     try:
         return PlanArrays(
             place=np.array([plan.placement[op.name] for op in graph.ops], dtype=np.int64),

@@ -23,7 +23,11 @@ from pardnn.sim.transfers import transfers_of
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
     """Return (owning tensor, op) for every op that writes a storage in place."""
-    return np.array(graph.overwritten_owners, dtype=np.int64).reshape(-1, 2)
+    if not graph.overwrites:
+        return np.empty((0, 2), dtype=np.int64)
+    number, owner = graph.tensor_numbers, graph.arrays.tensor_owner
+    pairs = [(int(owner[number[name]]), i) for i, names in graph.overwrites for name in names]
+    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
 
 
 def ordered_plan(

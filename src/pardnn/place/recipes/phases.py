@@ -82,8 +82,7 @@ def phases_of(graph: Graph, batched: Collection[str] | None = None) -> Phases:
 
 def _change_a_parameter(graph: Graph) -> set[int]:
     """Return the ops that write a parameter or a state of the optimizer in place."""
-    a = graph.arrays
-    tensor = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    a, tensor = graph.arrays, graph.tensor_numbers
     made = [op.kind in ("parameter", "state") for op in graph.ops]
     home = a.tensor_op[a.tensor_owner].tolist()
     return {i for i, names in graph.overwrites if any(made[home[tensor[name]]] for name in names)}

@@ -71,8 +71,7 @@ def layer_order(graph: Graph) -> list[int]:
 
 def uses_of(graph: Graph, order: Sequence[int] | None = None) -> Uses:
     """Return what the ops of a graph touch, in an order or as written. O(ops + inputs)."""
-    a = graph.arrays
-    number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    a, number = graph.arrays, graph.tensor_numbers
     touched, written, last = [], [], np.full(a.num_tensors, -1, dtype=np.int64)
     for op in a.topological.tolist() if order is None else order:
         if a.memory[op] == RESIDUAL:  # there before the step; its consumers touch it

@@ -67,8 +67,9 @@ def test_a_count_that_is_converted_and_given_to_imported_functions_is_captured_t
     held = SimpleNamespace(epoch=0)
 
     def weigh(loss: Any) -> Any:
-        warmed = float(held.epoch) / 4
-        return loss * (1 + warmed + cos(pi * held.epoch / 10) + int(held.epoch * 1.5) + int(True))
+        late = int(held.epoch > 3) + 2 * float(held.epoch > 5)
+        warmed = 1 + float(held.epoch) / 4 + int(held.epoch * 1.5) + int(True)
+        return loss * (warmed + late + cos(pi * held.epoch / 10))
 
     assert captures(weigh, lambda i: setattr(held, "epoch", i)) == 2
 
