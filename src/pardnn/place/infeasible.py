@@ -60,7 +60,7 @@ def infeasible(
     if missing is not None:
         message += _link_text(graph, attempt, missing)
     if not _may_fit(least, capacities):
-        message += " So no plan of the step as it is can fit."
+        message += " So this limit is impossible for the step as it is."
     details: dict[str, Any] = {
         "device": device,
         "op": op.name,
