@@ -127,3 +127,19 @@ def test_balancing_counts_the_messages_with_other_devices() -> None:
         found, graph = map_clusters(problem, clusters)
         assert graph.potential[2] > 4.0, "else it is merged"
         assert found.tolist() == [0, 1, device]
+
+
+def test_a_cluster_that_no_device_runs_whole_is_mapped_and_its_groups_part() -> None:
+    """Of `s` -> `u`, `u` runs on device 0 alone and `s` on device 1 alone: each goes there."""
+    ops = [
+        _op("a0", 3.0, 1), _op("b0", 3.0, 1), _op("a1", 6.0, 0, "a0"), _op("b1", 6.0, 0, "b0"),
+        _op("s", 1.0, 1, "a0"), _op("u", 1.0, 0, "s"),
+    ]  # fmt: skip
+    problem, clusters = _of(ops, [0, 1, 0, 1, 2, 2], ["a0", "b0", "s"], ["a1", "b1", "u"])
+    runs = problem.runs.copy()
+    group = dict(zip(("a0", "b0", "a1", "b1", "s", "u"), problem.arrays.group, strict=True))
+    runs[group["s"]], runs[group["u"]] = (False, True), (True, False)
+    problem = problem._replace(runs=runs)
+    device, _ = map_clusters(problem, clusters)
+    assert set(device.tolist()) == {0, 1}
+    assert placement(problem, clusters, device)[4:].tolist() == [1, 0]

@@ -113,8 +113,12 @@ def _live(problem: Problem, place: np.ndarray, eager: bool) -> np.ndarray:
     return top[:, top.shape[1] // 2 :][:, : len(position)]
 
 
-def test_an_input_made_on_the_device_leaves_with_its_last_reader() -> None:
-    """Of `a`, `b` and `c` on one device, `b` reads `a` last: 10 bytes of it are b's potential."""
+@pytest.mark.parametrize("eager", [True, False])
+def test_an_input_made_on_the_device_leaves_with_its_last_reader(eager: bool) -> None:
+    """Of `a`, `b` and `c` on one device, `b` reads `a` last: 10 bytes of it are b's potential.
+
+    Sent in its latest slot, before `b` elsewhere would begin, `a` is gone when `b` runs, too.
+    """
     ops = [
         Op(name=name, kind="aten.mm.default", inputs=reads, seconds={"accelerator": 1.0},
            outputs=(Tensor(name=f"{name}.out", bytes=size),))
@@ -122,7 +126,7 @@ def test_an_input_made_on_the_device_leaves_with_its_last_reader() -> None:
     ]  # fmt: skip
     problem = problem_for(build_graph("three", ops))
     place, none = np.zeros(3, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    profile = track_memory(problem.arrays, place, np.arange(3), none, eager=True).profile
+    profile = track_memory(problem.arrays, place, np.arange(3), none, eager=eager).profile
     terms = memory_potential_of(profile, problem.arrays.group)
     found = {(int(r[4]), int(r[0]), int(r[1]), int(r[5])) for r in terms.term}
     assert found == {(0, 0, 2, 10), (1, 1, 1, 3), (2, 2, 2, 1), (2, 2, 2, 10)}

@@ -225,3 +225,36 @@ def test_a_write_through_a_view_that_mixes_dims_leaves_all_whole() -> None:
     assert _together(problem, "v", "v.new")
     assert problem.classes.dims["v.new"] == (0, 1)
     assert problem.variables[problem.numbers["v"]].dims == (0, 1)
+
+
+def test_only_what_shares_a_written_storage_must_be_where_it_is_owned() -> None:
+    """`y` views `x`, which nothing writes, and is shaped like `w`, which is written."""
+    s = Steps()
+    s.source("x", (1, 6), "input")
+    s.source("w", (4, 6))
+    s.call("y", "aten.expand_as.default", ["x", "w"], (4, 6), alias="x")
+    s.call("v", "aten.view.default", ["w", [24]], (24,), alias="w")
+    s.update("w", "y")
+    graph = s.graph()
+    storage = coarsening.storage_of(graph)
+    local = {c.op.name: coarsening.local_names(c, storage) for c in op_calls(graph)}
+    assert local == {"y": set(), "v": {"v", "w"}, "w.new": {"w", "w.new"}}
+
+
+def test_each_gradient_is_that_of_one_result() -> None:
+    """Of three results of one shape the first has a gradient: the others are not tied to it."""
+    s = Steps()
+    s.source("x", (3, 6, 6), "input")
+    s.source("g", (6, 6), "input")
+    names = ("p0", "p1", "p2")
+    outputs = tuple(
+        Tensor(name=name, bytes=144, shape=(6, 6), dtype="float32", alias_of="x") for name in names
+    )
+    s.ops.append(Op(
+        name="split", kind="aten.unbind.int", inputs=("x",), outputs=outputs, memory="reference",
+        arguments={"args": [{"tensor": "x"}]},
+    ))  # fmt: skip
+    (split,) = op_calls(s.graph())
+    classes = TensorClasses({**dict.fromkeys((*names, "g"), (6, 6)), "x": (3, 6, 6)})
+    coarsening._merge_results(split, ["g", "g"], classes)
+    assert sorted(map(sorted, classes.members.values())) == [["g", "p0"], ["p1"], ["p2"], ["x"]]

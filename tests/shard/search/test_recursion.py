@@ -13,6 +13,8 @@ from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.tofu import find_sharding
+from pardnn.shard.sharding import FixedLayouts
+from pardnn.time_limit import OutOfTimeError, time_limit
 from testbed.hand_graphs import chain
 from testbed.naive_bytes import least_bytes, naive_bytes
 
@@ -68,3 +70,22 @@ def test_a_graph_is_coarsened_by_how_many_calls_it_has(monkeypatch) -> None:
     assert (level(2), level(1)) == (NEEDED, TRAINING)
     monkeypatch.setattr(recursion, "FEW_FACTORS", 0.25)
     assert (level(2), level(1)) == (NEEDED, REPEATED)
+
+
+def test_no_choice_is_the_same_at_every_axis_where_there_is_one_or_state_stays() -> None:
+    graph, mesh = chain(6, 6, 4, 4), make_mesh((2, 2))
+    stays = make_problem(graph, NEEDED, fixed=FixedLayouts(mesh, {"w1": (0, 1)}))
+    assert recursion.uniform_starts(CostTables(stays, BytesObjective(), (2, 2))) == []
+    assert recursion.uniform_starts(_tables((6, 6, 4, 4), (2,))) == []
+    assert len(recursion.uniform_starts(_tables((6, 6, 4, 4), (2, 2)))) == 1
+
+
+def test_a_table_of_strategies_is_begun_only_within_the_time() -> None:
+    """Also of an op whose cuts are known from other tables: to combine them may take seconds."""
+    known, tables = (_tables((6, 6, 4, 4), (2, 2)) for _ in range(2))
+    factor = tables.problem.factors[0]
+    known.strategies(factor, (None, None), (0, 1))
+    with time_limit(-1.0):
+        known.strategies(factor, (None, None), (0, 1))
+        with pytest.raises(OutOfTimeError):
+            tables.strategies(factor, (None, None), (0, 1))

@@ -6,7 +6,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.problem import make_problem
-from pardnn.shard.search.tensor_classes import TensorClasses, composed, identity
+from pardnn.shard.search.tensor_classes import TensorClasses, check_fixed, composed, identity
 from pardnn.shard.sharding import FixedLayouts
 from testbed.hand_graphs import mlp
 
@@ -124,3 +124,21 @@ def test_state_that_lies_as_no_cut_can_have_it_is_refused(rows: int, fits: bool)
     with pytest.raises(InfeasibleError, match="'w1' as") as error:
         make_problem(graph, NEEDED, fixed=fixed)
     assert error.value.code == "E301"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "rows"), [({0}, 4), (set[int](), 3)], ids=["may not be cut", "too short"]
+)
+def test_either_reason_against_a_fixed_layout_is_enough(blocked: set[int], rows: int) -> None:
+    """Named is the state that lies so, `w`, and not what its class is called by, `v`."""
+    fixed = FixedLayouts(make_mesh((4,)), {"w": (0,)})
+    classes = TensorClasses({"v": (rows, 6), "u": (rows, 6), "w": (rows, 6)}, axis_sizes=(4,))
+    assert classes.merge("v", "u")
+    assert classes.merge("v", "w")
+    classes.fixed["v"] = (0,)
+    classes.blocked["v"] = blocked
+    with pytest.raises(InfeasibleError, match="state lies cut, 'w' as") as error:
+        check_fixed(classes, fixed)
+    assert error.value.details["state"] == ["w"]
+    classes.blocked["v"], classes.fixed["v"] = {1}, (None,)
+    check_fixed(classes, fixed)
