@@ -16,6 +16,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.infeasible import infeasible
 from pardnn.place.ordering.fit import excess_bytes
+from pardnn.place.ordering.least_peak import least_peak_positions
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
@@ -45,8 +46,8 @@ LARGER = (1.25, 1.6, 2.5, None)
 #: The same for cuts where several are tried: each takes as long as all placements.
 LARGER_OF_MANY_CUTS = (1.6, None)
 #: On several devices each of up to 15 placements and orders takes this part of the work of one
-#: order on one device, so that all of them take about what two orders there do.
-SHARE = 8
+#: order on one device, so that all of them take about two thirds of what an order there does.
+SHARE = 24
 
 
 def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
@@ -166,9 +167,9 @@ def _orders(problem: Problem, made: Outcome) -> Iterator[_Base]:
     if k > 1:
         yield _Base(plan_from_arrays(graph, made.plan), graph, problem.costs)
     positions = [file_positions(a), eager_free_positions(a)]
-    if (positions[0] == positions[1]).all():
-        positions.pop()
-    for position in positions:
+    if k == 1:
+        positions.append(least_peak_positions(a))
+    for position in {each.tobytes(): each for each in positions}.values():
         if k == 1:
             arrays = free_plan(a, k, place, position)
         else:

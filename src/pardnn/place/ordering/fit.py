@@ -17,13 +17,14 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.all_plans import searched_plan
+from pardnn.place.ordering.least_peak import least_peak_positions
 from pardnn.place.ordering.low_memory_orders import (
     blended_positions,
     eager_free_positions,
     file_positions,
 )
 from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
-from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
+from pardnn.place.ordering.schedule import first_overwrites, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import run_lists
@@ -106,6 +107,9 @@ def fit_candidate(
         makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
         if makespan < shortest:
             best, shortest = plan, makespan
+    if best is None and (place == place[0]).all():  # on one device all orders take as long
+        plan = free_plan(arrays, machine.num_devices, place, least_peak_positions(arrays))
+        best = plan if fits(arrays, plan, capacities) else None
     return best
 
 

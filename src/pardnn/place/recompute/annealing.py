@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int32, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.random import random_number
 from pardnn.place.recompute.families import Families
 from pardnn.place.recompute.problem import Nodes
 from pardnn.place.recompute.retention import Schedule, evaluate, evaluate_stale, settle
@@ -66,13 +67,6 @@ def record(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, front: Front) 
     seconds, peak, _, late = evaluate(nodes, kept, 0, s)
     if late == 0:
         _record(front, kept, seconds, peak)
-
-
-@helper
-def _random(state: Int64[ndarray, " 1"]) -> float:
-    """Return a number in [0, 1) (Park and Miller's generator, which is the same everywhere)."""
-    state[0] = state[0] * 48271 % 2147483647
-    return state[0] / 2147483648.0
 
 
 @helper
@@ -147,14 +141,14 @@ def _pick(nodes: Nodes, f: Families, s: Schedule, place: int, state: Int64[ndarr
         count += _held(f, s, r, place)
     if count == 0:
         return -1
-    first, second = int(_random(state) * count), int(_random(state) * count)
+    first, second = int(random_number(state) * count), int(random_number(state) * count)
     one, other = -1, -1
     for r in range(len(f.tensor)):
         if _held(f, s, r, place):
             one = r if first == 0 else one
             other = r if second == 0 else other
             first, second = first - 1, second - 1
-    if _random(state) < 0.25:
+    if random_number(state) < 0.25:
         return one
     gain = nodes.num_bytes[f.tensor[one]] * f.seconds[f.family[other]]
     return one if gain >= nodes.num_bytes[f.tensor[other]] * f.seconds[f.family[one]] else other
@@ -170,12 +164,12 @@ def _move(
     state: Int64[ndarray, " 1"],
 ) -> tuple[int, int]:
     """Return a family and up to which op to keep it, near a schedule; -1 for no change."""
-    n, draw = len(nodes.seconds), _random(state)
+    n, draw = len(nodes.seconds), random_number(state)
     num_calls = s.position[n - 1] + 1
     place = _fullest(s, num_calls)
     if s.live[place] > limit or draw < 0.15:
-        if _random(state) < 0.5 or s.live[place] <= limit:
-            place = int(_random(state) * num_calls)
+        if random_number(state) < 0.5 or s.live[place] <= limit:
+            place = int(random_number(state) * num_calls)
             for _ in range(num_calls):  # the next place over the limit
                 if s.live[place] > limit:
                     break
@@ -184,21 +178,21 @@ def _move(
             r = _pick(nodes, f, s, place, state)
             if r < 0:
                 return -1, n
-            return f.family[r], max(_stage(s, n, place) - int(_random(state) * 2), f.maker[r])
+            return f.family[r], max(_stage(s, n, place) - int(random_number(state) * 2), f.maker[r])
     if draw < 0.8:
-        family = int(_random(state) * len(f.seconds))
+        family = int(random_number(state) * len(f.seconds))
         for _ in range(len(f.seconds)):  # the next one that is made twice
             if kept[f.member[f.member_ptr[family]]] < n:
                 return family, n
             family = family + 1 if family + 1 < len(f.seconds) else 0
         return -1, n
-    r = int(_random(state) * len(f.tensor))
+    r = int(random_number(state) * len(f.tensor))
     t = f.tensor[r]
     uses = nodes.use_ptr[t + 1] - nodes.use_ptr[t]
     if uses == 0:
         return -1, n
-    reader = nodes.use_op[nodes.use_ptr[t] + int(_random(state) * uses)]
-    at = reader if s.stage[reader] == n or _random(state) < 0.5 else s.stage[reader]
+    reader = nodes.use_op[nodes.use_ptr[t] + int(random_number(state) * uses)]
+    at = reader if s.stage[reader] == n or random_number(state) < 0.5 else s.stage[reader]
     return f.family[r], max(at - 1, f.maker[r])
 
 
@@ -237,7 +231,7 @@ def annealed(
     for number in range(rounds):
         heat = usual * hot * (COLD / hot) ** (number / rounds)
         count = 0
-        for _ in range(3 if _random(state) < 0.15 else 1):
+        for _ in range(3 if random_number(state) < 0.15 else 1):
             family, last = _move(nodes, f, kept, limit, s, state)
             if family >= 0:
                 changed[count] = family
@@ -249,7 +243,7 @@ def annealed(
         now_over = (max(0, peak - limit) + excess / (10 + n / 10)) * price + late * usual * 100
         if late == 0:
             _record(front, kept, one, peak)
-        if one + now_over <= was or _random(state) < np.exp((was - one - now_over) / heat):
+        if one + now_over <= was or random_number(state) < np.exp((was - one - now_over) / heat):
             seconds, over = one, now_over
             live[:], position[:] = s.live, s.position
         else:

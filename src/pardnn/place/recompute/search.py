@@ -26,18 +26,19 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from pardnn.place.by_content import ByContent
 from pardnn.place.recompute.annealing import HOT, Front, annealed, knapsack, record, restored
 from pardnn.place.recompute.families import Families, families_of
 from pardnn.place.recompute.problem import FREELY, Nodes
 from pardnn.place.recompute.retention import Cost, Schedule, cost_of, empty_schedule
 from pardnn.time_limit import check_time
 
-#: Ops and reads of all schedules tried, few of which change in each: measured on a busy core, 8 to
-#: 10 CPU seconds for 250 to 1,000 ops; three times this took 23 to 25 for 1,000.
-WORK = 1_600_000_000
+#: Ops and reads of all schedules tried, few of which change in each: 7 CPU seconds for 1,000 random
+#: ops. A third of this missed 0.8 of their peak, which is reached; twice as much found no better.
+WORK = 4_800_000_000
 #: The part of the work that is spent first, to see whether a limit is out of reach: if bytes beside
 #: residual ones stay more than `HOPELESS` times above it.
-GLANCE, HOPELESS = 20, 1.25
+GLANCE, HOPELESS = 60, 1.25
 #: Schedules evaluated at most, per family, and at least.
 MOST_ROUNDS, LEAST_ROUNDS = 2_000, 2_000
 #: Ranges of peaks of which the best is kept; every `STRIDE`th is a limit to search at.
@@ -70,7 +71,7 @@ def retention(nodes: Nodes, limit: int, *, seed: int = 0, work: int = WORK) -> t
     cost = cost_of(nodes, everything, limit, schedule)
     if cost.peak <= limit:
         return everything, cost
-    key, room = _Key(nodes), limit - nodes.base
+    key, room = ByContent(nodes), limit - nodes.base
     front = _known_front(key, seed, work // GLANCE)
     if limit >= least_peak(nodes) and _least(front) <= HOPELESS * room:
         front = _known_front(key, seed, work)
@@ -100,23 +101,9 @@ def least_peak(nodes: Nodes) -> int:
     return int(held.max(initial=0)) + nodes.base
 
 
-class _Key:
-    """Ops by their content, so that planning for another limit finds the front of the last one."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-        self.content = tuple(np.asarray(each).tobytes() for each in nodes)
-
-    def __hash__(self) -> int:
-        return hash(self.content)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.content == other.content
-
-
 @functools.lru_cache(maxsize=8)
-def _known_front(key: _Key, seed: int, work: int) -> Front:
-    return front_of(key.nodes, seed=seed, work=work)
+def _known_front(key: ByContent[Nodes], seed: int, work: int) -> Front:
+    return front_of(key.arrays, seed=seed, work=work)
 
 
 def front_of(nodes: Nodes, *, seed: int = 0, work: int = WORK) -> Front:
