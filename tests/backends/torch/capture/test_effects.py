@@ -8,6 +8,7 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,32 @@ def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
         assert_as_eager(lambda: telling(tell, 0), lambda i: {4: i}, sizes=(2,))
     finally:
         logging.getLogger("mine").removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda log, loss, i: log.warning("%.4f after %d", loss.detach(), i),
+        lambda log, loss, i: log.warning("%5.1f%% %e", 100 * loss.detach(), loss.detach()),
+        lambda log, loss, i: log.warning(
+            "%*.*f, %r at %s", 9, 2, loss.detach(), loss.detach(), loss
+        ),
+        lambda log, loss, i: log.warning("%.2f %f", math.inf, loss.item()),
+        lambda log, loss, i: log.warning("%d %.1f %.3f", np.int64(3), np.float32(0.5), loss.item()),
+        lambda log, loss, i: log.warning("%(loss).3f", {"loss": loss.item()}),
+    ],
+)
+def test_arguments_of_a_logger_are_numbers_where_its_format_wants_them(tell: Any) -> None:
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: print(record.getMessage())
+    log = logging.getLogger("numbers")
+    log.addHandler(handler)
+    try:
+        assert_as_eager(
+            lambda: telling(lambda loss, model, i: tell(log, loss, i), 0), lambda i: {4: i}
+        )
+    finally:
+        log.removeHandler(handler)
 
 
 def test_numbers_of_the_step_are_added_up_in_objects() -> None:

@@ -17,7 +17,6 @@ import contextlib
 import io
 import itertools
 import logging
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -30,6 +29,7 @@ from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, of_a_c
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
+from pardnn.backends.torch.capture.numbers.user_code import message_and_args
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
@@ -134,19 +134,16 @@ class Effects:
 
     def logged(self, record: logging.LogRecord) -> None:
         """Note a log record."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        message = record.msg if args or not record.args else record.getMessage()
+        message, args = message_and_args(record)
         place = [record.name, record.levelno, record.pathname, record.lineno, record.funcName]
         values = [self._logged_value(arg) for arg in args]
         self._note("log", [self._parts(message), values, *place])
 
     def _logged_value(self, arg: Any) -> Any:
         """Return an argument of a logger: a number itself, for "%d", or the parts of a text."""
-        if isinstance(arg, float) and math.isfinite(arg):
-            return arg
         if node_of(arg) is not None:
             return self._recorded(arg)
-        return arg if isinstance(arg, int) else self._parts(arg)
+        return self._parts(arg) if isinstance(arg, str) else arg
 
     def begin_trial(self) -> None:
         """Note where a way begins that may only raise."""

@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import logging
 import math
 import re
 import types
@@ -128,6 +129,41 @@ class _Percent(str):
             text = str(item)
             return text if len(spec) == 2 else str.__mod__(spec, (text,))
         return self.texts[-1].mark(_number(item), PERCENT + spec)
+
+
+def message_and_args(record: logging.LogRecord) -> tuple[Any, tuple[Any, ...]]:
+    """Return the message and the arguments of a log record.
+
+    Arguments are texts and numbers that JSON has. Where others are left
+    (infinity, numbers of NumPy), the message is made of them all: "%.3f" takes no text of a number.
+    """
+    message, args = record.msg, record.args
+    if not isinstance(message, str) or not args:
+        return record.getMessage(), ()
+    if isinstance(args, tuple):
+        kinds = [found[6] for found in _SPEC.finditer(message) if found[6] != "%"]
+        if len(kinds) == len(args):
+            args = tuple(map(_argument, args, kinds))
+        if all(map(_is_loggable, args)):
+            return message, args
+    try:
+        return _Percent(message) % args, ()
+    except (TypeError, ValueError, LookupError, StopIteration):
+        return f"a log record with a format that is wrong: {str.__str__(message)}", ()
+
+
+def _argument(arg: Any, kind: str) -> Any:
+    """Return what an argument of a logger is to its conversion: a tensor is its number or text."""
+    if _is_loggable(arg) or kind in "ra":
+        return arg
+    if kind == "s":
+        return str(arg)
+    return _number(arg) if isinstance(arg, FakeTensor) and not arg.dim() else arg
+
+
+def _is_loggable(arg: Any) -> bool:
+    is_finite = isinstance(arg, float) and math.isfinite(arg)
+    return is_finite or isinstance(arg, str | int) or node_of(arg) is not None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
