@@ -7,6 +7,8 @@ the trace. As with `numbers.containers`, which notes what such an object is fill
 
 from __future__ import annotations
 
+import abc
+import types
 from collections import OrderedDict
 from typing import Any
 
@@ -26,6 +28,8 @@ _COMMON = (
     "__index__", "__torch_function__",
 )  # fmt: skip
 
+_OTHER_USES = tuple, OrderedDict, torch.SymInt, torch.SymFloat, torch.SymBool
+
 
 def stand_in(value: Any, name: str) -> Any:
     """Return an object that stands for one.
@@ -42,13 +46,25 @@ def stand_in(value: Any, name: str) -> Any:
     members |= {"__getattribute__": _getting(name), "is_pardnn_recorder": True}
     for base in (type(value), object):
         # The walk looks into tuples, and what compares numbers asks symbols for their nodes.
-        if not issubclass(base, (tuple, OrderedDict, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if not issubclass(base, _OTHER_USES) and _is_silent(base):
             try:
                 kind = type("StandIn", (base,), members)
-                return base.__new__(kind)
+                return _new_of(base)(kind)
             except TypeError:
                 continue
     raise AssertionError("object has subclasses")
+
+
+def _is_silent(kind: type) -> bool:
+    """Whether a subclass runs no code of the user's, such as that of a registry."""
+    is_plain = type(kind) in (type, abc.ABCMeta)
+    return is_plain and isinstance(kind.__init_subclass__, types.BuiltinFunctionType)
+
+
+def _new_of(kind: type) -> Any:
+    """Return what makes an object of a class and runs no code of it: `__new__` may set items."""
+    news = (each.__dict__.get("__new__") for each in kind.__mro__)
+    return next(new for new in news if isinstance(new, types.BuiltinFunctionType))
 
 
 def _getting(name: str) -> Any:

@@ -11,6 +11,7 @@ from pardnn.backends.torch.capture.numbers.containers import (
     alike,
     filled_containers,
 )
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sinks import is_outside, sinks_of
@@ -59,7 +60,10 @@ class Recorders:
             PardnnError: Recorders have nothing to do with it.
         """
         if isinstance(error, OtherUse):
-            self._others |= alike(error.name, [*self.filled, *self.sinks])
+            found = alike(error.name, [*self.filled, *self.sinks])
+            if found <= self._others:  # the next trace would end alike, and the one after it
+                raise changed_state(sorted(found)) from error
+            self._others |= found
             return
         # A recorder may be in the way of the user's code.
         recorders = {*self.filled} | {n for n, x in self.sinks.items() if not is_outside(x)}
