@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from pardnn import files
 from pardnn.errors import FileError, MismatchError
+from pardnn.json_keys import nested_depth
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
@@ -107,7 +108,7 @@ def test_depth_counts_brackets_outside_of_strings(value: Any) -> None:
 
     for ensure_ascii in (True, False):
         text = json.dumps(value, ensure_ascii=ensure_ascii)
-        assert files._depth(text.encode()) == depth(value)
+        assert nested_depth(text.encode()) == depth(value)
 
 
 def test_brackets_in_strings_are_free() -> None:

@@ -23,11 +23,11 @@ import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
 from pardnn.errors import FileError, MismatchError, shown
+from pardnn.json_keys import has_plain_keys, may_be_large, nested_depth
 from pardnn.pipes import content_of, opened, write_through
 
 MAX_BYTES = 1 << 30  #: A graph of a million ops takes about a quarter of this.
@@ -39,7 +39,7 @@ MAX_ELEMENTS = 50_000_000
 MAX_DEPTH = 64
 MAX_ERRORS = 1000
 MAX_DIGITS = 40
-_REST = bytes(set(range(256)) - set(b'"[]{}'))  #: Bytes that tell nothing of nesting: 4 of 5.
+LARGE_BYTES = 1 << 20  #: From here on numpy looks for what is no strict JSON.
 #: How the names of files begin that are being written.
 TEMPORARY = ".pardnn-"
 #: No file this young is taken for abandoned: its process may not have locked it so far, seconds.
@@ -233,29 +233,6 @@ def _finite(text: str) -> float:
     return value
 
 
-def _depth(content: bytes) -> int:
-    """Return how deep brackets are nested; in array operations, as files may be large."""
-    unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
-    text = np.frombuffer(unescaped.translate(None, _REST), dtype=np.uint8)
-    # The number of quotes before a byte, modulo 256, is odd within strings.
-    text = text[np.cumsum(text == ord('"'), dtype=np.uint8) % 2 == 0]
-    step = np.isin(text, list(b"[{")).astype(np.int8) - np.isin(text, list(b"]}"))
-    return int(np.cumsum(step, dtype=np.int32).max(initial=0))
-
-
-#: Each digit as 0, both letters of an exponent as e: what `_may_be_large` looks for.
-_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
-
-
-def _may_be_large(content: bytes) -> bool:
-    """Whether a number may have more than `MAX_DIGITS` digits, or an exponent of three.
-
-    Where none has, none is refused and none is infinite. A text in the file may have them, too.
-    """
-    shape = content.translate(_SHAPE)
-    return any(part in shape for part in (b"0" * (MAX_DIGITS + 1), b"0e000", b"0e+000"))
-
-
 def parse_json(content: bytes, what: str) -> Any:
     """Parse strict JSON.
 
@@ -263,11 +240,11 @@ def parse_json(content: bytes, what: str) -> Any:
         FileError: E406, naming `what` and the reason.
     """
     try:
-        if content.count(b"[") + content.count(b"{") > MAX_DEPTH < _depth(content):
+        if content.count(b"[") + content.count(b"{") > MAX_DEPTH < nested_depth(content):
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         if content.count(b",") > MAX_ELEMENTS:
             raise ValueError(f"it has more than {MAX_ELEMENTS} elements")
-        is_large = _may_be_large(content)
+        is_large = may_be_large(content, MAX_DIGITS)
         return json.loads(
             content.decode("utf-8"),
             object_pairs_hook=_no_duplicates,
@@ -291,12 +268,14 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
         FileError: E406 (not JSON) or E407 (wrong field, with its path such as `$.ops[3].memory`).
         MismatchError: E502, if the file has another version of the format.
     """
-    data = parse_json(content, what)
-    _check_format(kind, data, what)
-    del data  # pydantic reads JSON itself: only there, a list is a tuple and "1" is not 1
-    try:
+    is_plain = _is_plain(kind, content)
+    if not is_plain:
+        _check_format(kind, parse_json(content, what), what)
+    try:  # pydantic reads JSON itself: only there, a list is a tuple and "1" is not 1
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
+        if is_plain:
+            parse_json(content, what)  # which tells better what is no JSON
         if error.error_count() > MAX_ERRORS:  # each one told takes a kilobyte
             reason = f"{what}: {error.error_count()} values have the wrong type"
             raise FileError(reason, code="E407", details={"path": "$"}) from None
@@ -307,6 +286,20 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
         raise FileError(
             f"{what}: {place}: {first['msg']}", code="E407", details={"path": place}
         ) from error
+
+
+def _is_plain(kind: type, content: bytes) -> bool:
+    """Whether all that `parse_json` and `_check_format` refuse of valid JSON is surely not there.
+
+    Of large files as `dump_json` writes them; to parse one twice takes twice the time.
+    """
+    return (
+        len(content) >= LARGE_BYTES
+        and content.startswith(f'{{"format": "{getattr(kind, "format", "")}",'.encode())
+        and content.count(b",") <= MAX_ELEMENTS
+        and not may_be_large(content, MAX_DIGITS)
+        and has_plain_keys(content, MAX_DEPTH)
+    )
 
 
 @functools.cache
