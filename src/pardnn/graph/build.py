@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -45,8 +46,16 @@ def _pointers(lengths: Sequence[int] | ndarray) -> ndarray:
     return frozen(np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]))
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> tuple[ndarray, ndarray]:
-    return _pointers([len(row) for row in rows]), frozen([i for row in rows for i in row])
+def _rows(rows: Sequence[Sequence[str]], number: dict[str, int]) -> tuple[ndarray, ndarray]:
+    """Return compressed sparse rows of names, by number; of a name that is repeated the first."""
+    lengths = np.array(list(map(len, rows)), dtype=np.int64)
+    found = frozen(list(map(number.__getitem__, itertools.chain.from_iterable(rows))))
+    row = np.repeat(np.arange(len(rows)), lengths)
+    _, first = np.unique(row * max(len(number), 1) + found, return_index=True)
+    if len(first) == len(found):
+        return _pointers(lengths), found
+    first.sort()
+    return _pointers(np.bincount(row[first], minlength=len(rows))), frozen(found[first])
 
 
 def _groups(ops: Sequence[Op]) -> ndarray:
@@ -85,8 +94,8 @@ def build_arrays(ops: Sequence[Op]) -> GraphArrays:
     op_id = {op.name: i for i, op in enumerate(ops)}
     return _completed(
         _pointers([len(op.outputs) for op in ops]),
-        _rows([list(dict.fromkeys(tensor_id[t] for t in op.inputs)) for op in ops]),
-        _rows([list(dict.fromkeys(op_id[o] for o in op.after)) for op in ops]),
+        _rows([op.inputs for op in ops], tensor_id),
+        _rows([op.after for op in ops], op_id),
         tensor_bytes=frozen([_device_bytes(op, tensor) for op in ops for tensor in op.outputs]),
         tensor_alias=_aliases(ops, tensor_id),
         workspace=frozen([op.workspace for op in ops]),

@@ -97,7 +97,8 @@ def _in_order_of_step(ops: tuple[Op, ...], name: str) -> tuple[tuple[Op, ...], G
         twice = next(a for a, b in itertools.pairwise(sorted(positions)) if a == b)
         reason = f"two ops have the position {twice}"
         raise FileError(f"{shown(name)} is not a valid graph: {reason}", code="E402")
-    ops = tuple(map(ops.__getitem__, sorted(range(len(ops)), key=positions.__getitem__)))
+    if any(a > b for a, b in itertools.pairwise(positions)):
+        ops = tuple(map(ops.__getitem__, sorted(range(len(ops)), key=positions.__getitem__)))
     return ops, build_arrays(ops)
 
 

@@ -29,9 +29,13 @@ def layers_of(graph: Graph, known: Mapping[str, str] | None = None) -> list[str]
     modules = {op.module for op in graph.ops if op.module}
     parameters = {op.name for op in graph.ops if op.kind in ("parameter", "buffer")}
     found = [
-        op.module or _known(op.name, known) or _of_source(op, modules, parameters)
+        op.module
+        or (_known(op.name, known) if known else "")
+        or _of_source(op, modules, parameters)
         for op in graph.ops
     ]
+    if not any(found):
+        return [""] * len(found)
     names = (tensor.name for op in graph.ops for tensor in op.outputs)
     home = dict(zip(names, a.tensor_op[a.tensor_owner].tolist(), strict=True))
     written = {number: [home[name] for name in names] for number, names in graph.overwrites}

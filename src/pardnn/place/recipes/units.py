@@ -60,7 +60,9 @@ def units_of(whole: Graph, cut: Graph, stages: Stages, *, on_mesh: bool = False)
     number = {op.name: i for i, op in enumerate(whole.ops)}
     n, a = len(cut.ops), cut.arrays
     of, piece = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    for i, op in enumerate(cut.ops):
+    if cut is whole:
+        of[:] = np.arange(n)
+    for i, op in enumerate(cut.ops if cut is not whole else ()):
         name = op.name.rpartition("@")[0] if on_mesh else op.name
         base, _, suffix = name.rpartition("@")
         if name in number:
