@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from pydantic import TypeAdapter
@@ -247,3 +251,28 @@ def test_the_command_writes_a_page(step, tmp_path, capsys):
     page = (tmp_path / "r.html").read_bytes()
     assert said["bytes"] == len(page)
     assert page.decode() == page_html(report(graph, plan))
+
+
+def test_numbers_that_json_has_not_are_refused(step):
+    """`NaN` in the data would end the script of the page with a syntax error."""
+    found = report(*step)
+    for odd in (math.nan, math.inf):
+        times = dataclasses.replace(found.times, makespan_s=odd)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            data_text(dataclasses.replace(found, times=times))
+
+
+def test_same_bytes_whatever_the_order_of_sets(step, tmp_path):
+    graph, plan = step
+    write_graph(graph, tmp_path / "g.json")
+    write_plan(plan, tmp_path / "p.json")
+    pages = set()
+    for seed in ("1", "2", "3"):
+        page = tmp_path / f"{seed}.html"
+        command = [
+            sys.executable, "-m", "pardnn", "report", str(tmp_path / "p.json"),
+            "--graph", str(tmp_path / "g.json"), "-o", str(page),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        pages.add(page.read_bytes())
+    assert len(pages) == 1

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from pardnn.errors import printable
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.run_record import RankTimes, RunRecord, write_run
+from pardnn.report import page as page_module
 from pardnn.report.page.html import page_html
 from testbed.families import training_step
 from tests.report.steps import HOSTILE, LAYERS, hostile_step, planned
@@ -58,6 +62,46 @@ CONTRAST = """() => {
   }
   return least;
 }"""
+
+#: Texts that overlap another one, in two elements of which neither holds the other.
+OVERLAPS = """() => {
+  const all = [...document.querySelectorAll('body *')].filter((each) =>
+    [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()) &&
+    !each.closest('script, style, noscript, select, svg') && each.checkVisibility());
+  const seen = (box, of) => {  // without what is scrolled out of sight
+    let { left, right, top, bottom } = box;
+    for (let at = of; at !== document.body; at = at.parentElement) {
+      if (getComputedStyle(at).overflow === 'visible') continue;
+      const clip = at.getBoundingClientRect();
+      [left, right] = [Math.max(left, clip.left), Math.min(right, clip.right)];
+      [top, bottom] = [Math.max(top, clip.top), Math.min(bottom, clip.bottom)];
+    }
+    return { left, right, top, bottom };
+  };
+  const boxes = all.flatMap((each) => {
+    const range = document.createRange();
+    return [...each.childNodes].filter((node) => node.nodeType === 3 && node.data.trim())
+      .flatMap((node) => {
+        range.selectNodeContents(node);
+        const text = node.data.trim();
+        return [...range.getClientRects()].map((box) => ({ box: seen(box, each), text }));
+      });
+  });
+  const found = [];
+  for (const [i, a] of boxes.entries()) for (const b of boxes.slice(i + 1)) {
+    const wide = Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left);
+    const high = Math.min(a.box.bottom, b.box.bottom) - Math.max(a.box.top, b.box.top);
+    if (wide > 2 && high > 4) found.push([a.text, b.text]);
+  }
+  return found;
+}"""
+#: Linear RGB as people see it who lack red, green or blue cones (Viénot 1999, Brettel 1997).
+LACKING = {
+    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "red": ((0.1124, 0.8876, 0), (0.1124, 0.8876, 0), (0.004, -0.004, 1)),
+    "green": ((0.2927, 0.7073, 0), (0.2927, 0.7073, 0), (-0.0223, 0.0223, 1)),
+    "blue": ((1, 0.1461, -0.1461), (0, 0.8569, 0.1431), (0, 0.8569, 0.1431)),
+}
 
 
 READY = "document.documentElement?.dataset.ready === '1'"
@@ -305,3 +349,82 @@ def test_20_000_ops_are_ready_in_3_seconds(opened, tmp_path):
         each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]
     }
     assert metrics["TaskDuration"] < 3
+
+
+@pytest.mark.parametrize("width", [375, 768, 1440])
+def test_no_text_covers_another(opened, hostile, width):
+    page = opened(hostile, viewport={"width": width, "height": 800})
+    page.click("text=Open all")
+    assert page.evaluate(OVERLAPS) == []
+
+
+def seen(colour: str, lacking: str) -> tuple[float, float, float]:
+    """Return a colour as Oklab, as people see it who lack one kind of cones."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    ]
+    r, g, b = (
+        max(0.0, sum(m * c for m, c in zip(row, linear, strict=True))) for row in LACKING[lacking]
+    )
+    long = (0.4122 * r + 0.5363 * g + 0.0514 * b) ** (1 / 3)
+    middle = (0.2119 * r + 0.6807 * g + 0.1074 * b) ** (1 / 3)
+    short = (0.0883 * r + 0.2817 * g + 0.6300 * b) ** (1 / 3)
+    return (
+        0.2105 * long + 0.7936 * middle - 0.0041 * short,
+        1.9780 * long - 2.4286 * middle + 0.4506 * short,
+        0.0259 * long + 0.7828 * middle - 0.8087 * short,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("lacking", LACKING)
+def test_the_colour_blind_tell_phases_and_kinds_apart(opened, hostile, scheme, lacking):
+    """By colour, of 0.08 in Oklab at least, or by the pattern on it."""
+    page = opened(hostile, color_scheme=scheme)
+    style = (
+        "name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()"
+    )
+    source = (Path(page_module.__file__).parent / "assets" / "palette.js").read_text()
+    patterns = dict(re.findall(r'(\w+): "(rising|crossed|dotted|level|upright)"', source))
+    charts = (
+        ("forward", "backward", "weight", "update", "message"),
+        ("parameters", "optimizer", "gradients", "activations", "transfers", "workspace"),
+    )
+    for names in charts:
+        for one, other in itertools.combinations(names, 2):
+            apart = math.dist(*(seen(page.evaluate(style, name), lacking) for name in (one, other)))
+            assert apart >= 0.08 or patterns.get(one) != patterns.get(other), (one, other, apart)
+
+
+def test_modules_are_sorted_by_what_is_chosen(opened, hostile):
+    page = opened(hostile)
+    rows = {row["path"]: row for row in json.loads(page.text_content("#report"))["modules"]}
+    leaves = [path for path in rows if path and not any(p.startswith(f"{path}.") for p in rows)]
+    values = {
+        "time": lambda row: sum(row["phase_s"]),
+        "weights and states": lambda row: row["state_bytes"],
+        "activations": lambda row: row["made_bytes"],
+    }
+    options = page.eval_on_selector_all("#module-order option", "all => all.map(o => o.value)")
+    for option in options[1:]:
+        page.select_option("#module-order", option)
+        shown = page.eval_on_selector_all("tr[data-module]", MODULES)
+        by = next(value for word, value in values.items() if word.split()[0] in option)
+        found = [by(rows[path]) for path in shown]
+        assert sorted(shown) == sorted(leaves)
+        assert found == sorted(found, reverse=True), option
+    page.select_option("#module-order", options[0])
+    assert page.eval_on_selector_all("tr[data-module]", MODULES)[0] == ""
+
+
+def test_100_000_ops_are_drawn_as_runs_and_a_note_says_so(opened, tmp_path):
+    graph = training_step(100_000)
+    page = page_html(report(graph, planned(graph, LAYERS)))
+    assert len(page.encode()) < 5_000_000
+    path = tmp_path / "larger.html"
+    path.write_text(page, encoding="utf-8")
+    shown = opened(path)
+    note = shown.locator("#notes li", has_text="are drawn as")
+    assert note.is_visible()
+    assert note.inner_text().startswith(f"{len(graph.ops):,} ops are drawn as ")

@@ -4,6 +4,7 @@
 const PATTERNS = {
   backward: "rising", weight: "crossed", update: "dotted",
   optimizer: "dotted", gradients: "rising", transfers: "crossed", workspace: "level",
+  activations: "upright",
 };
 const PHASE_COLOURS = ["forward", "backward", "weight", "update", "message"];
 
@@ -29,6 +30,7 @@ function strokePattern(pen, pattern) {
     rising: [[-2, 2, 2, -2], [-2, 10, 10, -2], [6, 10, 10, 6]],
     crossed: [[0, 4, 8, 4], [4, 0, 4, 8]],
     level: [[0, 4, 8, 4]],
+    upright: [[4, 0, 4, 8]],
   }[pattern] || [];
   pen.beginPath();
   for (const [x, y, toX, toY] of lines) {
