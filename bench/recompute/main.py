@@ -21,6 +21,7 @@ import numpy as np
 from bench.recompute.cp_sat import solved
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
+from pardnn.place.ordering.least_peak import least_peak_positions
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.recompute.problem import Nodes, nodes_of
 from pardnn.place.recompute.retention import cost_of, empty_schedule
@@ -34,7 +35,7 @@ LIMITS = 50
 
 
 class Case(NamedTuple):
-    """A graph in its own order and in one that frees early."""
+    """A graph in its own order, in one that frees early and in one of least peak."""
 
     name: str
     orders: list[Nodes]
@@ -45,12 +46,11 @@ class Case(NamedTuple):
 def case_of(graph: Graph) -> Case:
     """Return what a graph is on one device."""
     seconds = np.array([(op.seconds or {}).get("accelerator", 0.0) for op in graph.ops])
-    positions = [file_positions(graph.arrays), eager_free_positions(graph.arrays)]
-    orders = [nodes_of(graph, np.argsort(each), seconds) for each in positions]
+    of = (file_positions, eager_free_positions, least_peak_positions)
+    positions = {each.tobytes(): each for each in (order(graph.arrays) for order in of)}
+    orders = [nodes_of(graph, np.argsort(each), seconds) for each in positions.values()]
     n = len(graph.ops)
     peak = cost_of(orders[0], np.full(n, n), 0, empty_schedule(orders[0])).peak
-    if (positions[0] == positions[1]).all():
-        orders.pop()
     return Case(graph.name, orders, peak, float(seconds.sum()))
 
 
