@@ -11,7 +11,7 @@ random would hold much that could be freed, which a search for second calls woul
 
 A graph as eager execution runs it is near its least peak (GPT-2: nothing is gained, an unrolled
 RNN: 3.5 %); one whose file says no order is not (networks of 250 and 1,000 random ops: 17 and 6 %
-below the orders of `low_memory_orders`). O(`WORK`), about a second.
+below the orders of `low_memory_orders`). O(min(`WORK`, `WORK_OF_PAIR` n²)), at most a second.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -34,8 +34,10 @@ from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.by_content import ByContent
 from pardnn.place.ordering.low_memory_orders import eager_free_positions
 
-#: Places looked at in all, and what a move costs beside them; the part of it for lifetimes.
-WORK, EACH, SHORTENING = 2e8, 20, 0.25
+#: Places looked at in all, at most, and for each pair of ops: of 14 ops 2e8 would find no more.
+WORK, WORK_OF_PAIR = 2e8, 2e3
+#: What a move costs beside places; the part of the work for lifetimes.
+EACH, SHORTENING = 20, 0.25
 #: The target, as a part of the smallest peak; the first temperature, likewise.
 TARGET, HOT = 0.99, 0.02
 
@@ -107,7 +109,8 @@ def _known_positions(key: ByContent[GraphArrays]) -> Int64[ndarray, " n"]:
     if len(position) < 2:
         return position
     step, best = _step_of(key.arrays), np.argsort(position).astype(np.int64)
-    _search_kernel(step, _room_for_order(step), WORK, SHORTENING, best)
+    work = min(WORK, WORK_OF_PAIR * len(best) ** 2)
+    _search_kernel(step, _room_for_order(step), work, SHORTENING, best)
     position = inverse_permutation(best)
     position.setflags(write=False)
     return position
