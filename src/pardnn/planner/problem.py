@@ -20,6 +20,7 @@ from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.check import capacities
 from pardnn.plan.constraints import hard
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
@@ -85,6 +86,11 @@ class Problem:
     def before(self) -> Plan | None:
         """The plan that a search begins with: the one to start from, or the one that ran last."""
         return self.start or (self.state and self.state.near)
+
+    @functools.cached_property
+    def in_pieces(self) -> dict[int, tuple[Pieces, Problem]]:
+        """The problems of its batch in pieces that are kept, by their number."""
+        return {}
 
     @functools.cached_property
     def fixed(self) -> FixedLayouts | None:

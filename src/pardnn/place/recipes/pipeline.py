@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -48,7 +48,8 @@ BALANCES = ((0.0, 1.0), (0.7, 1.0), (0.0, 16.0), (0.7, 16.0))
 PHASES = {"F": (FORWARD,), "I": (BACKWARD,), "W": (WEIGHT,), "B": (BACKWARD, WEIGHT)}
 
 
-class CutStep(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CutStep:
     """A step whose batch is cut, beside the whole one.
 
     Attributes:
@@ -57,6 +58,8 @@ class CutStep(NamedTuple):
         cut: The graph in pieces; the same where there is one piece.
         batched: Tensors of the whole graph that are in pieces.
         pieces: How many.
+        units: What ops belong to, by stages, seconds per byte sent, and weight of memory: schedules
+            of as many stages ask for the same.
     """
 
     whole: Graph
@@ -64,6 +67,9 @@ class CutStep(NamedTuple):
     cut: Graph
     batched: frozenset[str]
     pieces: int
+    units: dict[tuple[int, float, float], Units] = field(
+        default_factory=dict[tuple[int, float, float], Units], init=False, repr=False
+    )
 
 
 def place_pipeline(
@@ -132,10 +138,13 @@ def staged(step: CutStep, machine: Machine, name: str) -> Iterator[Units]:
     seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
     byte_seconds = slowest_link(machine)[1]
     for memory, traffic in BALANCES:
-        stages = stages_of(
-            step.whole, phases, seconds, count, byte_seconds=traffic * byte_seconds, memory=memory
-        )
-        yield units_of(step.whole, step.cut, stages)
+        key = count, traffic * byte_seconds, memory
+        if key not in step.units:
+            stages = stages_of(
+                step.whole, phases, seconds, count, byte_seconds=key[1], memory=memory
+            )
+            step.units[key] = units_of(step.whole, step.cut, stages)
+        yield step.units[key]
 
 
 def _devices(schedule: Schedule, devices: int) -> Int64[ndarray, " s"]:

@@ -25,12 +25,19 @@ def problem_in_pieces(
 ) -> tuple[Pieces, Problem]:
     """Cut the batch; what was measured of the whole ops is scaled.
 
+    With an accumulator for each piece it is kept: rows and general placements ask for the same.
+
     Args:
         problem: The step with its batch whole.
         count: Number of pieces.
         accumulators: See `cut_batch`.
         totals: See `cut_batch`.
     """
+    is_kept = accumulators in (None, count) and not totals
+    if is_kept and count in problem.in_pieces:
+        pieces, inner = problem.in_pieces[count]
+        log = SearchLog(within=problem.log, part=f"{count} pieces, ")
+        return pieces, dataclasses.replace(inner, log=log)
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
     pieces = cut_batch(graph, count, accumulators, totals=totals)
     cut = build_graph(graph.name, pieces.ops)
@@ -41,8 +48,10 @@ def problem_in_pieces(
         known = partitioned_costs(graph, cut, cluster, costs)
     step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
-    return pieces, constrained(inner)
+    inner = constrained(dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log))
+    if is_kept:
+        problem.in_pieces[count] = pieces, inner
+    return pieces, inner
 
 
 def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:

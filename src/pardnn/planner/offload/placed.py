@@ -114,7 +114,7 @@ def on_host(problem: Problem, chosen: set[str], names: Sequence[str], decide: De
     moved = sum(op.outputs[0].bytes for op in whole.ops if op.name in chosen)
     note = f"optimizer state on the host: {moved / (1 << 20):.4g} MiB in {len(offload)} tensors"
     log = SearchLog(within=problem.log, part="state on the host, ")
-    step = None if problem.cut is None else problem.cut._replace(cut=graph)
+    step = None if problem.cut is None else dataclasses.replace(problem.cut, cut=graph)
     inner = dataclasses.replace(problem, graph=graph, costs=costs, cut=step, log=log)
     found = decide(inner, names)
     sharded = found.sharded

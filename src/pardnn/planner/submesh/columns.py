@@ -77,7 +77,7 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
         graph=graph,
         cluster=devices,
         costs=Costs(seconds=seconds, source=costs.source),
-        cut=None if cut.cut is None else cut.cut._replace(cut=graph),
+        cut=None if cut.cut is None else dataclasses.replace(cut.cut, cut=graph),
         state=cut.state and _beside(cut.graph, cut.state, size),
     )
     return Columns(made, local, costs, column)
