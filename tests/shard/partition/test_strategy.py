@@ -9,6 +9,7 @@ import pytest
 
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.cache import forget
 from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.call import Call, walk
 from pardnn.shard.partition.interning import cuttable_loops, intern_call
@@ -22,6 +23,7 @@ from pardnn.shard.partition.strategy import (
     strategies,
 )
 from pardnn.shard.partition.worker_ops import WorkerOp, partition
+from pardnn.shard.search.alignment import alignment_of
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Reducer, Sum
@@ -32,8 +34,10 @@ from pardnn.shard.tdl.registry import describe
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "USERS", {})
     registry.find.cache_clear()
+    forget()
     yield
     registry.find.cache_clear()
+    forget()
 
 
 def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:
@@ -114,6 +118,31 @@ def test_one_loop_joins_several_outputs() -> None:
     assert found["co"] == (Reduce("sum"), Cut(0), Cut(0))
     assert found["ci"] == (Cut(1), Cut(1), Whole())
     assert found["x0"] == (Reduce("sum"), Reduce("sum"), Reduce("sum"))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "before", "after"),
+    [((0,), 0, 0), ((1,), 0, 1), ((-2,), 2, 0), ((0, 1), 0, 1), ((1, 0), 0, 1), ((0, -2, 1), 2, 1),
+     ((-1, 0), 1, 0)],
+)  # fmt: skip
+def test_the_halo_is_of_all_places_that_an_input_is_read_at(
+    offsets: tuple[int, ...], before: int, after: int
+) -> None:
+    """Wherever else it reads, an op is not element-wise: neighbours send what lies across a cut."""
+
+    @describe("test::stencil")
+    def stencil(x: Any) -> Any:
+        return lambda i, j: Opaque()(*[x.padded()[i + offset, j] for offset in offsets])
+
+    made = call("test::stencil", "x", outputs=((8, 6),), x=(8, 6))
+    found = by_loop(made)
+    assert found["i"].inputs["x"] == Cut(0, before, after)
+    assert found["j"].inputs["x"] == Cut(1)
+    aligned = alignment_of(intern_call(made))
+    is_free = not before and not after
+    assert aligned.is_total == is_free
+    assert aligned.pairs == ({"x": (0, 1)} if is_free else {})
+    assert aligned.loops == {"i": {0: 0} | ({"x": 0} if is_free else {}), "j": {"x": 1, 0: 1}}
 
 
 def test_opaque_results_are_not_cut() -> None:
