@@ -242,6 +242,22 @@ def test_a_local_op_is_the_call_on_its_shapes_each_result_of_its_own_type() -> N
         ]
 
 
+def test_a_result_that_is_not_computed_has_no_part_in_a_local_op() -> None:
+    s = Steps()
+    s.source("x", (8, 6), "input")
+    outputs = tuple(
+        Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
+        for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
+    )
+    s.ops.append(Op(
+        name="three", kind="mylib::three", inputs=("x",), outputs=outputs,
+        arguments={"args": [{"tensor": "x"}], "returns": [None, "v", "n"]},
+    ))  # fmt: skip
+    (call,) = op_calls(s.graph())
+    local, _ = local_op(call.op, call.number)
+    assert [(t.bytes, t.dtype) for t in local.outputs] == [(16, "float16"), (64, "int64")]
+
+
 def test_what_follows_a_tensor_takes_its_least_and_a_share_of_the_rest() -> None:
     """An element-wise op of 5 s, of which launch and fill are fixed; the rest by the share."""
     graph = mlp(40, 4, 8, 6)
