@@ -47,6 +47,7 @@ from pardnn.shard.tdl.language import (
     result,
 )
 from pardnn.shard.tdl.registry import describe
+from tests.shard.partition.test_loop_cut import is_outside
 
 pytestmark = pytest.mark.jit  # no kernels: once is enough
 
@@ -219,6 +220,7 @@ def assert_parts(made: Call, extents: Mapping[str, int], loop: str, workers: int
     ops = partition(made, loop, workers)
     axis = axis_strategies_of(intern_call(made), workers)
     assert (ops is None) == (loop not in axis.places)
+    assert axis.out_of_bounds == is_outside(axis, made)
     if ops is None:
         return False
     begins = [*(op.begin for op in ops), extents[loop]]
