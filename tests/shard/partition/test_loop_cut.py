@@ -137,6 +137,25 @@ def test_a_local_call_is_of_the_same_shape_class_until_a_size_is_one():
     assert interned_call(quarters[0]).outputs == ((1, 7),)
 
 
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (4, 1)])
+def test_a_local_call_of_single_elements_is_of_a_class_of_its_own(shape):
+    """Also where all dims that were longer become 1."""
+    forget()
+    g = Steps()
+    g.source("x", shape, "input")
+    g.call("y", "aten.relu.default", ["x"], shape)
+    (call,) = op_calls(g.graph())
+    strategies = axis_strategies_of(call.number, shape[0])
+    for loop in strategies.places:
+        for local in strategies.calls(loop):
+            (sizes,) = interned_call(local).outputs
+            assert sizes is not None
+            is_same = [n == 1 for n in sizes] == [n == 1 for n in shape]
+            assert (classified(local)[0] is classified(call.number)[0]) == is_same
+            assert intern_call(interned_call(local)) == local
+    assert_cuts({call.number}, shape[0])
+
+
 def test_local_arguments_are_cached_where_they_follow_from_the_loop_alone():
     forget()
     graph = _padded()

@@ -9,9 +9,12 @@ import pytest
 
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.cache import forget
+from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.call import Call, walk
 from pardnn.shard.partition.interning import cuttable_loops, intern_call
+from pardnn.shard.partition.regions import tile
 from pardnn.shard.partition.strategy import (
     Cut,
     Reduce,
@@ -21,7 +24,8 @@ from pardnn.shard.partition.strategy import (
     can_combine,
     strategies,
 )
-from pardnn.shard.partition.worker_ops import WorkerOp, partition
+from pardnn.shard.partition.worker_ops import WorkerOp, partition, worker_ops_of
+from pardnn.shard.search.alignment import alignment_of
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Reducer, Sum
@@ -32,8 +36,10 @@ from pardnn.shard.tdl.registry import describe
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "USERS", {})
     registry.find.cache_clear()
+    forget()
     yield
     registry.find.cache_clear()
+    forget()
 
 
 def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:
@@ -114,6 +120,31 @@ def test_one_loop_joins_several_outputs() -> None:
     assert found["co"] == (Reduce("sum"), Cut(0), Cut(0))
     assert found["ci"] == (Cut(1), Cut(1), Whole())
     assert found["x0"] == (Reduce("sum"), Reduce("sum"), Reduce("sum"))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "before", "after"),
+    [((0,), 0, 0), ((1,), 0, 1), ((-2,), 2, 0), ((0, 1), 0, 1), ((1, 0), 0, 1), ((0, -2, 1), 2, 1),
+     ((-1, 0), 1, 0)],
+)  # fmt: skip
+def test_the_halo_is_of_all_places_that_an_input_is_read_at(
+    offsets: tuple[int, ...], before: int, after: int
+) -> None:
+    """Wherever else it reads, an op is not element-wise: neighbours send what lies across a cut."""
+
+    @describe("test::stencil")
+    def stencil(x: Any) -> Any:
+        return lambda i, j: Opaque()(*[x.padded()[i + offset, j] for offset in offsets])
+
+    made = call("test::stencil", "x", outputs=((8, 6),), x=(8, 6))
+    found = by_loop(made)
+    assert found["i"].inputs["x"] == Cut(0, before, after)
+    assert found["j"].inputs["x"] == Cut(1)
+    aligned = alignment_of(intern_call(made))
+    is_free = not before and not after
+    assert aligned.is_total == is_free
+    assert aligned.pairs == ({"x": (0, 1)} if is_free else {})
+    assert aligned.loops == {"i": {0: 0} | ({"x": 0} if is_free else {}), "j": {"x": 1, 0: 1}}
 
 
 def test_opaque_results_are_not_cut() -> None:
@@ -217,6 +248,7 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda x: (lambda i, j: x[i, j], lambda i: 0), "it has 2 outputs, the call 1"),
         (lambda: lambda i, j: 0, "does not take the arguments"),
         (lambda x: lambda i, j: x[i:, j], "one end"),
+        (lambda x: lambda i, j: x[:i, j], "one end"),
         (lambda x: lambda i, j: x[::2, j], "step"),
         (lambda x: lambda i, j: Sum(lambda i: x[i, j]), "index 'i' of a reduction is one of the"),
         (lambda x: lambda i, j: Sum(lambda k: Max(lambda k: x[i, k])), "the index 'k'"),
@@ -229,6 +261,58 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
 def test_errors_teach(function: Any, message: str) -> None:
     with pytest.raises(DescriptionError, match=message):
         described(function, (4, 4))
+
+
+@pytest.mark.parametrize("shape", [(4,), None])
+@pytest.mark.parametrize("is_described", [True, False])
+def test_a_result_that_is_not_computed_has_no_layout(
+    shape: tuple[int, ...] | None, is_described: bool
+) -> None:
+    """By the call or by the description."""
+    second = (lambda j: 0) if is_described else None
+    (found,) = described(
+        lambda x: (lambda i: Max(lambda k: x[i, k]), second), (4, 1), outputs=((4,), shape)
+    )[:1]
+    is_computed = shape is not None and is_described
+    assert (found.loop, found.outputs) == ("i", (Cut(0), Whole() if is_computed else None))
+
+
+def test_calls_on_numbers_alone_cannot_be_cut() -> None:
+    made = call("aten.add.Tensor", "x", "y", outputs=((),), x=(), y=())
+    assert strategies(made) == ()
+    assert loops_of(made) == []
+
+
+def test_points_of_a_cut_keep_to_multiples() -> None:
+    """Each of four elements three times: a cut after four results would need one of them twice."""
+
+    @describe("test::repeat_each")
+    def repeat_each(x: Any) -> Any:
+        return lambda i: x[i // 3]
+
+    made = call("test::repeat_each", "x", outputs=((12,),), x=(4,))
+    description = description_of(made.kind)
+    assert description is not None
+    known = description, *analyse(description, made)
+    assert boxes(worker_ops_of(*known, "i", 2, (0, 3, 12)), "x") == [((0, 1),), ((1, 4),)]
+    assert worker_ops_of(*known, "i", 2, (0, 4, 12)) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [([(0, 2), (2, 5)], True), ([(0, 2), (2, 4)], False), ([(0, 2), (3, 5)], False),
+     ([(0, 3), (2, 5)], False), ([(1, 2), (2, 5)], False), ([(2, 5), (0, 2)], False),
+     ([(0, 5), (0, 5)], False), ([(0, 1), (1, 2), (2, 5)], True)],
+)  # fmt: skip
+def test_boxes_tile_a_tensor_in_order_without_gaps(
+    rows: list[tuple[int, int]], expected: bool
+) -> None:
+    """Along either dim of 5 x 5, if the other is whole."""
+    whole, part = (0, 5), (0, 4)
+    assert tile([(row, whole) for row in rows], (5, 5)) == expected
+    assert tile([(whole, row) for row in rows], (5, 5)) == expected
+    assert not tile([(row, part) for row in rows], (5, 5))
+    assert not tile([(part, row) for row in rows], (5, 5))
 
 
 def test_a_loop_of_two_lengths_is_an_error() -> None:

@@ -1,6 +1,8 @@
 """Which tensors of time steps, layers and gradients share a layout, and which ops one factor."""
 
 import dataclasses
+import itertools
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.shard.search import coarsening
-from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, OpCall, op_calls
 from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.tensor_classes import TensorClasses
 from testbed.hand_graphs import Steps
@@ -258,3 +260,48 @@ def test_each_gradient_is_that_of_one_result() -> None:
     classes = TensorClasses({**dict.fromkeys((*names, "g"), (6, 6)), "x": (3, 6, 6)})
     coarsening._merge_results(split, ["g", "g"], classes)
     assert sorted(map(sorted, classes.members.values())) == [["g", "p0"], ["p1"], ["p2"], ["x"]]
+
+
+def are_one_factor(
+    one: OpCall, other: OpCall, classes: TensorClasses, local: tuple[set[str], set[str]]
+) -> bool:
+    """Whether two ops make one call on the same classes, and on one tensor twice at one place."""
+    if one.number != other.number:
+        return False
+    pairs = list(zip(one.places.values(), other.places.values(), strict=True))
+    return all(
+        classes.root[a] == classes.root[b]
+        and classes.dims[a] == classes.dims[b]
+        and (a in local[0]) == (b in local[1])
+        for a, b in pairs
+    ) and all((a == c) == (b == d) for (a, b), (c, d) in itertools.combinations(pairs, 2))
+
+
+def test_ops_are_one_factor_where_they_read_the_same_classes_in_the_same_places() -> None:
+    """`f(x, x, y)` and `f(x, y, y)` are two, though all three are of one class; 300 ops at random.
+
+    `u` is of that class turned around, `s` of no class but its own.
+    """
+    shape, rng = (6, 6), random.Random(3)
+    names = ["x", "y", "z", "u", "s"]
+    classes = TensorClasses(dict.fromkeys([*names, *(f"r{n}" for n in range(300))], shape))
+    for name, dims in (("y", (0, 1)), ("z", (0, 1)), ("u", (1, 0))):
+        assert classes.merge("x", name, dims)
+    s, local = Steps(), dict[str, set[str]]()
+    for name in names:
+        s.source(name, shape)
+    for n in range(300):
+        kind = rng.choice(["aten.addcmul.default", "aten.addmm.default"])
+        s.call(f"r{n}", kind, rng.choices(names, [6, 6, 2, 2, 1], k=3), shape)
+        classes.merge(rng.choice("xs"), f"r{n}")
+        local[f"r{n}"] = {"x"} & set(s.ops[-1].inputs) if rng.random() < 0.3 else set()
+    calls = op_calls(s.graph())
+    keys = [coarsening.op_key(c, classes, local[c.op.name]) for c in calls]
+    for (one, a), (other, b) in itertools.combinations(zip(calls, keys, strict=True), 2):
+        both = local[one.op.name], local[other.op.name]
+        assert (a == b) == are_one_factor(one, other, classes, both), (one.places, other.places)
+    assert len(set(keys)) < 250
+    assert (
+        len({key for c, key in zip(calls, keys, strict=True) if len(set(c.places.values())) < 4})
+        > 20
+    )

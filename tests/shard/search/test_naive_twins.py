@@ -14,8 +14,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, preset_costs
 from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import op_seconds
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import Mesh, make_mesh, owned_boxes
+from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.interning import cuttable_loops
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of, owned_array
 from pardnn.shard.search.alignment import alignment_of, free_loop
@@ -32,7 +33,7 @@ from pardnn.shard.search.memory_estimate import (
 )
 from pardnn.shard.search.objective import TableRequest
 from pardnn.shard.search.objective_bytes import BytesObjective
-from pardnn.shard.search.objective_seconds import seconds_objective, traffic
+from pardnn.shard.search.objective_seconds import local_op, seconds_objective, traffic
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.tensor_classes import TensorClasses
 from testbed.hand_graphs import Steps, chain, matmul, mlp
@@ -212,6 +213,51 @@ def test_a_view_that_was_measured_takes_its_time_however_it_is_cut() -> None:
     assert timed.computation(factor, strategies).tolist() == [3.0] * len(strategies)
 
 
+def test_a_local_op_is_the_call_on_its_shapes_each_result_of_its_own_type() -> None:
+    """Values of 2 bytes, indices of 8: of half of the rows."""
+    s = Steps()
+    s.source("x", (8, 6), "input")
+    outputs = tuple(
+        Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
+        for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
+    )
+    s.ops.append(Op(
+        name="most", kind="aten.max.dim", inputs=("x",), outputs=outputs,
+        arguments={"args": [{"tensor": "x"}, 1]},
+    ))  # fmt: skip
+    (call,) = op_calls(s.graph())
+    loop = next(loop for loop in cuttable_loops(call.number))
+    half = axis_strategies_of(call.number, 2).calls(loop)[0]
+    for number, rows in ((call.number, 8), (half, 4)):
+        local, tensors = local_op(call.op, number)
+        assert [(t.shape, t.bytes, t.dtype) for t in local.outputs] == [
+            ((rows,), 2 * rows, "float16"), ((rows,), 8 * rows, "int64"),
+        ]  # fmt: skip
+        (read,) = (tensors[name] for name in local.inputs)
+        assert read.shape == (rows, 6)
+        assert (local.kind, local.memory) == ("aten.max.dim", "normal")
+        assert [t.name for t in tensors.values()] == [
+            *local.inputs,
+            *(t.name for t in local.outputs),
+        ]
+
+
+def test_a_result_that_is_not_computed_has_no_part_in_a_local_op() -> None:
+    s = Steps()
+    s.source("x", (8, 6), "input")
+    outputs = tuple(
+        Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
+        for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
+    )
+    s.ops.append(Op(
+        name="three", kind="mylib::three", inputs=("x",), outputs=outputs,
+        arguments={"args": [{"tensor": "x"}], "returns": [None, "v", "n"]},
+    ))  # fmt: skip
+    (call,) = op_calls(s.graph())
+    local, _ = local_op(call.op, call.number)
+    assert [(t.bytes, t.dtype) for t in local.outputs] == [(16, "float16"), (64, "int64")]
+
+
 def test_what_follows_a_tensor_takes_its_least_and_a_share_of_the_rest() -> None:
     """An element-wise op of 5 s, of which launch and fill are fixed; the rest by the share."""
     graph = mlp(40, 4, 8, 6)
@@ -355,6 +401,16 @@ def test_a_class_runs_over_the_batch_by_a_dim_that_it_has() -> None:
     problem: Any = SimpleNamespace(classes=classes, variables=(None, SimpleNamespace(root="row")))
     assert batch_variables(problem, {"stack": 0}) == {}
     assert batch_variables(problem, {"stack": 0, "more": 0}) == {"row": 0}
+
+
+def test_of_tensors_that_disagree_on_the_batch_the_first_of_a_class_is_followed() -> None:
+    """Two inputs, one of them turned around: both have the samples in dim 0."""
+    classes = TensorClasses({"x": (4, 4), "y": (4, 4), "y.t": (4, 4)})
+    assert classes.merge("x", "y.t")
+    assert classes.merge("y.t", "y", (1, 0))
+    problem: Any = SimpleNamespace(classes=classes, variables=(None, SimpleNamespace(root="x")))
+    assert batch_variables(problem, {"x": 0, "y": 0, "y.t": 1}) == {"x": 0}
+    assert batch_variables(problem, {"y": 0, "y.t": 1}) == {"x": 1}
 
 
 def test_which_dims_calls_cut_together() -> None:

@@ -21,6 +21,7 @@ from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.time_limit import OutOfTimeError, time_limit
 from testbed.hand_graphs import matmul, mlp
 from tests.shard.search.test_tofu import assert_valid
 from tests.shard.spmd.test_relays import levels, product
@@ -129,6 +130,22 @@ def test_slow_pairs_cost_what_their_link_does():
     assert np.allclose(
         objective.communication([TableRequest(operand, strategies, owned, (2,))]), 8 * 4 / 1e6
     )
+
+
+def test_a_table_of_messages_is_begun_only_within_the_time():
+    graph = matmul(8, 4, 4)
+    problem = make_problem(graph, NEEDED)
+    objective = seconds_objective(graph, problem, Cluster.uniform(2), preset_costs(graph, "a100"))
+    factor = problem.factors[0]
+    strategies = CostTables(problem, objective, (2,)).strategies(factor, (None,), [0])
+    own = owned_array((8, 4), (0,), (2,))
+    assert own is not None
+    request = TableRequest(factor.operands[0], strategies, own[None], (2,))
+    with time_limit(-1.0):
+        assert objective.communication([]) == []
+        with pytest.raises(OutOfTimeError):
+            objective.communication([request])
+    assert len(objective.communication([request])) == 1
 
 
 def test_an_all_reduce_adds_up_in_shares():

@@ -1,12 +1,22 @@
 """Dims of tensors of one class: maps of another rank stay what they are."""
 
+import random
+from typing import Any
+
 import pytest
 
 from pardnn.errors import InfeasibleError
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.problem import make_problem
-from pardnn.shard.search.tensor_classes import TensorClasses, check_fixed, composed, identity
+from pardnn.shard.search.tensor_classes import (
+    Dims,
+    TensorClasses,
+    check_fixed,
+    composed,
+    identity,
+    inverse,
+)
 from pardnn.shard.sharding import FixedLayouts
 from testbed.hand_graphs import mlp
 
@@ -64,6 +74,67 @@ def test_tensors_of_other_sizes_share_no_class_unless_they_must() -> None:
     assert classes.root["other"] == "other"
     assert classes.merge("a", "b", hard=True)
     assert classes.dims["b"] == (0, 1)
+
+
+def test_what_can_be_cut_joins_nothing_that_cannot() -> None:
+    """`mixed` is `w` seen as one row and again as 4 x 6: no dim is one of `w`, so none is cut."""
+    for is_hard in (False, True):
+        classes = TensorClasses(dict.fromkeys(("w", "mixed", "more"), (4, 6)))
+        assert classes.merge("w", "mixed", (None, None), hard=True)
+        assert classes.merge("mixed", "more", hard=is_hard) == is_hard
+        assert (classes.root["more"] == "w") == is_hard
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_classes_are_those_of_a_walk_along_the_merges(seed: int) -> None:
+    """Soft merges of 2 x 3, turned, with a dim of 1, and of squares; a twin keeps dims as edges.
+
+    A merge is refused where it lacks a dim, or where a walk from either to the other says
+    otherwise.
+    """
+    rng = random.Random(seed)
+    shapes = {f"t{n}": rng.choice([(2, 3), (3, 2), (3, 3), (3, 3), (2, 1, 3)]) for n in range(9)}
+    classes, links = TensorClasses(shapes), dict[str, list[Any]]()
+
+    def walked(start: str) -> dict[str, Dims]:
+        found: dict[str, Dims] = {start: tuple(range(len(shapes[start])))}
+        todo = [start]
+        while todo:
+            name = todo.pop()
+            for other, dims in links.get(name, ()):
+                if other not in found:
+                    found[other] = composed(found[name], dims)
+                    todo.append(other)
+        return found
+
+    for _ in range(14):
+        one, other = rng.sample(sorted(shapes), 2)
+        left, dims = list(range(len(shapes[other]))), list[int | None]()
+        for size in shapes[one]:
+            fits = [d for d in left if shapes[other][d] == size]
+            dims.append(rng.choice(fits) if fits and rng.random() < 0.95 else None)
+            left = [d for d in left if d != dims[-1]]
+        same = identity(len(dims))  # which merges look for
+        dims = same if tuple(dims) == same else tuple(dims)
+        known = walked(one).get(other)
+        large = [d for d, n in enumerate(shapes[one]) if n > 1]
+        if known is None:
+            reached = {dims[d] for d in large}
+            is_merged = reached == {d for d, n in enumerate(shapes[other]) if n > 1}
+        else:
+            is_merged = all(known[d] == dims[d] for d in large)
+        assert classes.merge(one, other, dims) == is_merged
+        if is_merged and known is None:
+            links.setdefault(one, []).append((other, dims))
+            links.setdefault(other, []).append((one, inverse(dims, len(shapes[other]))))
+    for name in shapes:
+        found = walked(name)
+        assert set(classes.members[classes.root[name]]) == set(found)
+        root = walked(classes.root[name])[name]
+        for dim, size in enumerate(shapes[classes.root[name]]):
+            assert size == 1 or classes.dims[name][dim] == root[dim]
+    for root, blocked in classes.blocked.items():
+        assert all(shapes[root][d] == 1 for d in blocked)
 
 
 def test_maps_may_disagree_on_a_dim_that_nothing_can_cut() -> None:

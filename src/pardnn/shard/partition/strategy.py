@@ -152,8 +152,8 @@ def strategy_of(
     halves = full | {loop: (0, cut - 1)}, full | {loop: (cut, extents[loop] - 1)}
     inputs: dict[str, Layout] = {}
     for slot in dim_slices.inputs:
-        reads = [access for access in analysis.reads if access.slot == slot and access.content]
-        inputs[slot] = _layout(reads[0].dims, loop, *halves) if reads else Unread()
+        reads = [each.dims for each in analysis.reads if each.slot == slot and each.content]
+        inputs[slot] = _layout(reads, loop, *halves) if reads else Unread()
     outputs: list[Layout | None] = []
     for write, dims, reducer in zip(analysis.writes, dim_slices.outputs, reducers, strict=True):
         if write is None or dims is None:
@@ -161,20 +161,31 @@ def strategy_of(
         elif reducer is not None:
             outputs.append(Reduce(reducer))
         else:
-            outputs.append(_layout(write.place, loop, *halves))
+            outputs.append(_layout([write.place], loop, *halves))
     return Strategy(loop, extents[loop], inputs, tuple(outputs))
 
 
-def _layout(dims: Sequence[Interval | None], loop: str, lower: Ranges, upper: Ranges) -> Layout:
-    """Return the layout of a tensor from what the workers of the two halves need of it."""
-    for dim, span in enumerate(dims):
+def _layout(
+    accesses: Sequence[Sequence[Interval | None]], loop: str, lower: Ranges, upper: Ranges
+) -> Layout:
+    """Return the layout of a tensor from what the workers of the two halves need of it.
+
+    Args:
+        accesses: At least one: intervals by dim. All are cut along the same dims.
+        loop: The one that is cut.
+        lower: Of the loops, for the first half.
+        upper: For the second.
+    """
+    for dim, span in enumerate(accesses[0]):
         if span is None or not depends(span, loop):
             continue
         scale = _slope(span.lower, loop)
         if scale < 0:
             return Cut(dim, scale=scale)
         border = int(scale * upper[loop][0])
-        before, after = border - span_of(span, upper)[0], span_of(span, lower)[1] - border
+        spans = [each for dims in accesses if (each := dims[dim]) is not None]
+        before = border - min([span_of(each, upper)[0] for each in spans])
+        after = max([span_of(each, lower)[1] for each in spans]) - border
         return Cut(dim, max(0, before), max(0, after), scale)
     return Whole()
 

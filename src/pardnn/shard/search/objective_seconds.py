@@ -147,8 +147,8 @@ def local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
     call = interned_call(number)
     outputs = [
         _tensor(f"result {i}", shape, op.outputs[min(i, len(op.outputs) - 1)].dtype)
-        for i, shape in enumerate(call.outputs)
-        if shape is not None and op.outputs
+        for i, shape in enumerate([shape for shape in call.outputs if shape is not None])
+        if op.outputs
     ]
     inputs = {
         name: _tensor(name, shape, call.dtypes.get(name)) for name, shape in call.shapes.items()

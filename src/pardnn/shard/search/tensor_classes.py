@@ -102,6 +102,8 @@ class TensorClasses:
             return False
         if self.shapes[moved] != self.shapes[one] or self.shapes[one] != self.shapes[kept]:
             return False
+        if None in self.dims[one]:  # a dim of it may be lost: what it was mixed into has it not
+            return False
         del self.members[moved]
         self.root[other] = kept
         self.dims[other] = self.dims[one]
