@@ -19,6 +19,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def go(*arguments: object) -> tuple[int, str, str]:
         handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+        # A job in the background of a shell ignores the interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(SystemExit) as end:
                 main.main([str(argument) for argument in arguments])
