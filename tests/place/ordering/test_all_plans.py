@@ -131,6 +131,50 @@ def test_devices_that_are_alike_change_names_and_others_do_not() -> None:
     assert {int(p[0]) for p in placed} == {0}
 
 
+def test_placements_are_listed_of_graphs_of_few_ops_in_few_groups_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three ops in two groups on two devices: 4 placements, of which 2 name the devices anew."""
+    graph = build_graph("three", ops_of([Row("input"), Row("input"), Row("input")]))
+    arrays, machine = (
+        graph.arrays._replace(group=np.array([0, 1, 1])),
+        machine_for(graph, cluster_of(2)),
+    )
+    runs = np.ones((2, 2), dtype=np.bool_)
+    for most_ops, most, count in ((3, 4, 2), (2, 4, None), (3, 3, None), (2, 3, None)):
+        monkeypatch.setattr(all_plans, "MAX_OPS", most_ops)
+        monkeypatch.setattr(all_plans, "MAX_PLACEMENTS", most)
+        found = all_placements(arrays, machine, [None, None], runs)
+        assert (None if found is None else len(found)) == count
+
+
+def test_room_that_no_message_needs_makes_no_more_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`e` fits on no device, so every state is seen; `b`, `c` run in two orders beside workspaces.
+
+    What device 0 sends to device 1, and what it received before, is none of what is to come.
+    """
+    states: list[int] = []
+    for workspace in (0, 3):
+        ops = [
+            Op(name=name, kind="op" if reads else "input", inputs=reads, workspace=work,
+               outputs=(Tensor(name=name, bytes=size),), seconds={"accelerator": 1.0})
+            for name, size, reads, work in (
+                ("s", 4, (), 0), ("a", 20, ("s",), 0), ("b", 1, ("a",), workspace),
+                ("c", 1, ("a",), 0), ("d", 1, ("a",), 0), ("e", 99, ("b", "c"), 0),
+            )
+        ]  # fmt: skip
+        graph, place = build_graph("states", ops), np.array([1, 0, 0, 0, 1, 0])
+
+        def is_complete(most: int) -> bool:
+            monkeypatch.setattr(all_plans, "MAX_STATES", most)
+            found = searched_plan(graph.arrays, [30, 30], first_overwrites(graph), [place])  # noqa: B023
+            assert found.plan is None
+            return found.is_complete
+
+        states.append(next(most for most in range(1, 500) if is_complete(most)))
+    assert 10 < states[0] == states[1] < 100  # where states are seen again it is 256
+
+
 def test_placements_may_fill_devices_to_the_last_byte() -> None:
     """Two parameters of 5 bytes on two devices: one each, or both on one of 10 bytes."""
     ops = [

@@ -122,11 +122,11 @@ def test_slots_are_those_of_the_naive_twin() -> None:
     moved = 0
     for seed in range(48):
         graph = random_graph(seed, 20, FAMILIES[seed % 6])
-        a, k = graph.arrays, 2 + seed % 2
+        a, k = graph.arrays, 2 + seed % 3
         place, position = random_place(graph, k, seed), file_positions(graph.arrays)
         late = latest_slot_plan(a, k, place, position, first_overwrites(graph))
         rng = np.random.default_rng(seed)
-        capacity = (peaks(a, late) * rng.choice([0.7, 0.9, 2.0], k)).astype(np.int64)
+        capacity = (peaks(a, late) * rng.choice([0.7, 0.9, 1.0, 2.0], k)).astype(np.int64)
         for before_ops in (False, True):
             expected = early_slots(a, late, position, capacity, before_ops)
             plan = with_early_slots(a, late, position, capacity, before_ops=before_ops)

@@ -116,8 +116,6 @@ def _first_free(
     while time <= ready + period:
         for begin, length in busy:
             ago = (time - begin) % period
-            if period - ago < small:
-                ago = 0.0
             if ago < length - small:
                 time += length - ago
                 break

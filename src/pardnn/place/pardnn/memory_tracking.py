@@ -48,7 +48,6 @@ class MemoryProfile(NamedTuple):
         top: One segment tree per device, see `kernels.segment_tree`.
         add: Of the same trees.
         shift: Leaf of an op is its position without so many low bits.
-        bits: Two to this power is the number of leaves.
         owner: Tensor that owns the storage of each tensor.
         alias_ptr: Tensors that share the storage that tensor t owns, itself included, are
             `alias[alias_ptr[t]:alias_ptr[t + 1]]`.
@@ -69,7 +68,6 @@ class MemoryProfile(NamedTuple):
     top: Int64[ndarray, "k 2s"]
     add: Int64[ndarray, "k 2s"]
     shift: int
-    bits: int
     owner: Int64[ndarray, " t"]
     alias_ptr: Int64[ndarray, " t+1"]
     alias: Int64[ndarray, " t"]
@@ -165,7 +163,6 @@ def track_memory(
         top=np.empty((k, 2 << (bits - shift)), dtype=np.int64),
         add=np.zeros((k, 2 << (bits - shift)), dtype=np.int64),
         shift=shift,
-        bits=bits - shift,
         owner=owner,
         alias_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         alias=alias.astype(np.int64),

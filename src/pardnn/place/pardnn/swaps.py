@@ -74,7 +74,7 @@ def _swap_kernel(
     for i in range(s):
         c = secondaries[i]
         begin, end, p = g.begin[c], g.end[c], device[c]
-        while first < s and g.begin[secondaries[first]] < begin:
+        while g.begin[secondaries[first]] < begin:  # c ends it
             first += 1
         if done[c]:
             continue
