@@ -29,7 +29,9 @@ def graph_of(num_chains: int, busy: int) -> Graph:
     return build_graph("chains", ops)
 
 
-def step_on(num_ranks: int, cores: int, busy: int = 0, threads: int = 1) -> Step:
+def step_on(
+    num_ranks: int, cores: int, busy: int = 0, threads: int = 1, action: float = 0.0
+) -> Step:
     """Simulate a chain per rank; the last op is on the last rank, a message from the first.
 
     The last rank runs `busy` ops more before it.
@@ -52,7 +54,7 @@ def step_on(num_ranks: int, cores: int, busy: int = 0, threads: int = 1) -> Step
         posting=0.0625,
         waking=0.03125,
     )
-    host = Host(cores=cores, links=links, threads=threads, action=0.0)
+    host = Host(cores=cores, links=links, threads=threads, action=action)
     return simulated_step(graph, plan, graph_costs(graph).on("accelerator"), host)
 
 
@@ -90,3 +92,14 @@ def test_ops_of_two_threads_take_two_cores() -> None:
     for cores in (2, 4, 8):
         narrow = step_on(4, cores // 2).seconds
         assert step_on(4, cores, threads=2).seconds == pytest.approx(narrow)
+
+
+def test_what_is_no_op_and_no_message_takes_its_own_time() -> None:
+    """Alone, a rank frees `a0`, `b0` and `last`. Two free `a1`, `b1` and the copy of `b0`, too.
+
+    And the sender waits for what it has sent; to allocate a buffer takes no time.
+    """
+    tick = 1 / 64
+    assert step_on(1, 2, action=tick).work == pytest.approx(3 + 3 * tick)
+    both = 2 * 2 + SENT + 0.0625 + TAKEN + 1
+    assert step_on(2, 2, action=tick).work == pytest.approx(both + 7 * tick)

@@ -129,12 +129,16 @@ def test_repair_of_the_fastest_is_the_last_word_if_it_costs_little(
 
 
 @pytest.mark.jit
-def test_ops_of_small_graphs_stand_in_any_order() -> None:
+def test_ops_of_small_graphs_stand_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(6):
         graph = _graph(seed)
         machine = machine_for(graph, cluster_of(2))
         found = pardnn.place_pardnn(graph, machine, [None] * 2).plan
         assert np.isfinite(run_lists(graph.arrays, machine, found).makespan)
+        with monkeypatch.context() as patch:
+            patch.setattr(pardnn, "MANY_OPS", len(graph.ops))  # as many are few
+            again = pardnn.place_pardnn(graph, machine, [None] * 2).plan
+        assert all(np.array_equal(x, y) for x, y in zip(found, again, strict=True))
 
 
 @pytest.mark.jit
@@ -174,3 +178,44 @@ def test_list_scheduling_starts_from_clusters_heft_and_stages(
     starts.clear()
     assert len(partition(alone)[0]) == 2
     assert not starts
+
+
+@pytest.mark.usefixtures("_large")
+def test_of_large_graphs_the_faster_start_alone_is_improved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """HEFT's or the clusters', which differ in these."""
+    monkeypatch.setattr(step1_makespan, "MAX_OPS", 4)
+    starts: list[step1_makespan.Candidate] = []
+
+    def recorded(_: Problem, start: step1_makespan.Candidate, __: np.ndarray):
+        starts.append(start)
+        return start
+
+    monkeypatch.setattr(step1_makespan, "improved", recorded)
+    differ = 0
+    for seed in range(6):
+        starts.clear()
+        candidates, _ = partition(problem_for(random_graph(seed, 14, FAMILIES[seed % 6]), 3))
+        one_device, *others = sorted(candidates, key=lambda found: int(found.place.any()))
+        assert not one_device.place.any()
+        (start,) = starts
+        assert start.makespan == min(other.makespan for other in others)
+        differ += len({other.makespan for other in others}) > 1
+    assert differ > 2
+
+
+@pytest.mark.parametrize(("switched", "rounds"), [(0, 1), (1, step1_makespan.SWITCH_PATIENCE + 1)])
+def test_switches_end_where_they_gain_nothing(
+    switched: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 8 devices there could be 8 rounds."""
+    calls: list[np.ndarray] = []
+
+    def switch(_: Problem, place: np.ndarray) -> tuple[np.ndarray, int]:
+        calls.append(place)
+        return place, switched
+
+    monkeypatch.setattr(step1_makespan, "switch_critical_path", switch)
+    partition(problem_for(random_graph(2, 12, "layered", memory=False), 8))
+    assert len(calls) == rounds

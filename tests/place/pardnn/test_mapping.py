@@ -143,3 +143,14 @@ def test_a_cluster_that_no_device_runs_whole_is_mapped_and_its_groups_part() -> 
     device, _ = map_clusters(problem, clusters)
     assert set(device.tolist()) == {0, 1}
     assert placement(problem, clusters, device)[4:].tolist() == [1, 0]
+
+
+def test_the_heaviest_primary_is_of_the_fastest_device_of_those_that_can_do_most() -> None:
+    """A device that runs one op of three in no time is no place for the critical path."""
+    graph = build_graph("three", [_op("a", 4.0, 0), _op("b", 2.0, 0), _op("c", 1.0, 0)])
+    machine = machine_for(graph, cluster_of(3, speeds=(1.0, 2.0, 4.0)))
+    seconds = machine.seconds.copy()
+    seconds[2, 1:] = np.inf  # the fastest runs `a` alone
+    problem = problem_of(graph.arrays, machine._replace(seconds=seconds))
+    ends = np.arange(3)
+    assert map_clusters(problem, Clusters(ends, ends, ends))[0].tolist() == [1, 0, 2]

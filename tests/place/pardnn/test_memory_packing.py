@@ -3,6 +3,7 @@
 import numpy as np
 
 from pardnn.graph.build import build_graph
+from pardnn.graph.csr import RESIDUAL
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn.memory_packing import (
@@ -15,6 +16,8 @@ from pardnn.place.pardnn.memory_tracking import memory_profile_of
 from pardnn.place.pardnn.problem import Problem
 from tests.place.machines import problem_for
 from tests.place.pardnn.test_view_priority import op_of
+from tests.reference.memory_packing import attributed_units as naive_units
+from tests.strategies import FAMILIES, random_graph
 
 
 def test_activations_larger_than_parameters_are_spread() -> None:
@@ -83,6 +86,31 @@ def test_what_a_full_unit_cannot_hold_begins_another_one() -> None:
     # The first of a unit stays in it, however large: another unit could hold it no better.
     rows = [("p0", 50, ""), ("f1", 30, "p0"), ("f2", 10, "p0")]
     assert _units(_problem(*rows), [0.0, 30.0, 10.0], 2) == "002"
+
+
+def test_units_are_those_of_the_naive_twin() -> None:
+    """Ops in any order in the file, so that any group may be the one that follows a full unit."""
+    followed = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph = random_graph(seed, 16, FAMILIES[seed % 6])
+        ops = [graph.ops[i] for i in rng.permutation(len(graph.ops))]
+        problem = problem_for(build_graph("shuffled", ops), with_views=bool(seed % 2))
+        a = problem.arrays
+        live = np.where(rng.random(a.num_tensors) < 0.6, a.tensor_bytes, 0).astype(np.float64)
+        order = a.topological.astype(np.int64)
+        for parts in (1, 2, 4):
+            found = attributed_units(problem, order, live, parts).tolist()
+            assert found == naive_units(a, order.tolist(), live.tolist(), parts)
+            stays = a.group[a.memory == RESIDUAL].tolist()
+            followed += len(set(found) - set(stays)) > 0 < len(stays)
+    assert followed > 20
+
+
+def test_where_no_device_has_room_all_is_on_one_of_them() -> None:
+    problem = _problem(("p0", 10, ""), ("p1", 10, ""), ("f2", 1, "p0"), ("f3", 1, "p1"))
+    place = packed_place(problem, np.arange(4), np.array([0, 0]))
+    assert place.tolist() == [1] * 4
 
 
 def test_without_anything_that_stays_each_group_is_a_unit() -> None:

@@ -11,7 +11,7 @@ from tests.reference import pardnn as naive
 from tests.strategies import graphs
 
 
-@given(graph=graphs(max_ops=12), num_primaries=st.integers(1, 3))
+@given(graph=graphs(max_ops=12, shuffled=True), num_primaries=st.integers(1, 3))
 def test_slicing(graph: Graph, num_primaries: int) -> None:
     problem = problem_for(graph)
     clusters = slice_graph(problem, num_primaries)

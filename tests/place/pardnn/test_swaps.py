@@ -1,6 +1,7 @@
 """Swaps: by the sum of what balance and communication gain, as a naive twin computes it."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.problem import Clusters, Problem, problem_of
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
-from pardnn.place.pardnn.swaps import swap_clusters
+from pardnn.place.pardnn.swaps import SWAP_CANDIDATES, swap_clusters
 from tests.place.machines import cluster_of, machine_for, problem_for
 from tests.reference.pardnn import swapped
 from tests.strategies import FAMILIES, graphs, random_graph
@@ -56,6 +57,33 @@ def test_equal_secondaries_on_the_wrong_devices_change_places() -> None:
     assert right.tolist() == [0, 1, 0, 1]
     assert emulated(problem, placement(problem, clusters, right)).makespan == 12.0
     assert swap_clusters(problem, clusters, graph, right).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5, 8, 9])
+def test_the_eight_nearest_partners_are_tried(turn: int) -> None:
+    """`c` of 8 s beside 101 s of others; of its nine partners one is shorter, by 4 s.
+
+    They begin after `c`, so none of them takes `c` for a partner of its own.
+    """
+    partners = [f"o{i}" for i in range(1, 10)]
+    ops = [
+        _op("a0", 1, 0), _op("b0", 1, 0), _op("a1", 1, 0, "a0"), _op("a2", 100, 0, "a1"),
+        _op("c", 8, 0, "a0"),
+        *(_op(name, 4 if name == f"o{turn}" else 8, 0, "a1") for name in partners),
+        _op("a3", 1, 0, "a2", "c", *partners),
+    ]  # fmt: skip
+    graph, numbers = build_graph("nine", ops), list(range(2, 12))
+    machine = machine_for(graph, cluster_of(2, bandwidth=1.0, latency=0.0))
+    problem, single = problem_of(graph.arrays, machine), list(range(4, 14))
+    clusters = Clusters(
+        np.array([0, 1, 0, 0, *numbers, 0]), np.array([0, 1, *single]), np.array([14, 1, *single])
+    )
+    device = np.array([0, 1, 0, *[1] * 9])
+    swapped_ones = device.copy()
+    if turn <= SWAP_CANDIDATES:
+        swapped_ones[[2, 2 + turn]] = 1, 0
+    found = swap_clusters(problem, clusters, cluster_graph_of(problem, clusters), device)
+    assert found.tolist() == swapped_ones.tolist()
 
 
 def _levels(problem: Problem, clusters: Clusters, g: ClusterGraph) -> list[int]:
