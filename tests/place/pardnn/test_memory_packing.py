@@ -17,7 +17,8 @@ from pardnn.place.pardnn.problem import Problem
 from tests.place.machines import problem_for
 from tests.place.pardnn.test_view_priority import op_of
 from tests.reference.memory_packing import attributed_units as naive_units
-from tests.strategies import FAMILIES, random_graph
+from tests.reference.memory_packing import live_at_peak, packed_devices
+from tests.strategies import FAMILIES, Row, ops_of, random_graph
 
 
 def test_activations_larger_than_parameters_are_spread() -> None:
@@ -105,6 +106,36 @@ def test_units_are_those_of_the_naive_twin() -> None:
             stays = a.group[a.memory == RESIDUAL].tolist()
             followed += len(set(found) - set(stays)) > 0 < len(stays)
     assert followed > 20
+
+
+def test_units_are_packed_as_by_the_naive_twin() -> None:
+    """Some ops take no time, and what two of the ops hold stays where it is."""
+    spread = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        roles = rng.choice(["parameter", "input", "compute", "compute", "compute"], 16).tolist()
+        rows = [
+            Row(role, tuple(rng.integers(0, 16, 2).tolist()), int(rng.integers(0, 3)),
+                int(rng.integers(1, 99)), int(rng.integers(0, 50)))
+            for role in roles
+        ]  # fmt: skip
+        ops = ops_of(rows)
+        graph = build_graph("packed", [ops[i] for i in rng.permutation(16)])
+        problem, a = problem_for(graph, 3), graph.arrays
+        assert (a.tensor_alias < 0).all()
+        fixed = np.full(len(problem.runs), -1)
+        fixed[rng.integers(0, 16, 2)] = rng.integers(0, 3, 2)
+        problem = problem._replace(fixed=fixed)
+        position, capacity = file_positions(a), rng.integers(50, 200, 3)
+        live = live_at_peak(a, position.tolist())
+        unit = naive_units(a, np.argsort(position).tolist(), live, 8 * 3)
+        device = packed_devices(
+            a, unit, (problem.seconds > 0).tolist(), position.tolist(), capacity.tolist()
+        )
+        expected = [int(fixed[u]) if fixed[u] >= 0 else device[u] for u in unit]
+        assert packed_place(problem, position, capacity).tolist() == expected
+        spread += len(set(expected)) == 3
+    assert spread > 20
 
 
 def test_where_no_device_has_room_all_is_on_one_of_them() -> None:
