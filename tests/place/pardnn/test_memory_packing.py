@@ -138,6 +138,24 @@ def test_units_are_packed_as_by_the_naive_twin() -> None:
     assert spread > 20
 
 
+def test_what_another_unit_reads_is_used_by_it() -> None:
+    """`p1` is read beside `p0` before `p2` is: else `p1`, which no op is near, would come last."""
+    problem = _problem(("p0", 10, ""), ("p1", 5, ""), ("p2", 10, ""), ("f3", 0, "p0 p1"),
+                       ("f4", 0, "p2"), num_devices=3)  # fmt: skip
+    place = packed_place(problem, np.arange(5), np.array([9, 9, 9]))
+    assert place.tolist() == [0, 1, 2, 0, 2]
+
+
+def test_a_unit_is_full_with_an_eighth_of_a_share() -> None:
+    """Two devices: of the 32 bytes held a unit holds 2, which is what the first has room for."""
+    rows = [op_of("p", (), 0.0, 0, memory="residual")]
+    rows += [op_of(f"f{i}", ("p.out",), 1.0, 1) for i in range(32)]
+    rows.append(op_of("last", tuple(f"f{i}.out" for i in range(32)), 1.0, 0))
+    problem = problem_for(build_graph("32", rows), 2)
+    place = packed_place(problem, np.arange(34), np.array([2, 30]))
+    assert place[1:33].tolist() == [0] * 2 + [1] * 30
+
+
 def test_where_no_device_has_room_all_is_on_one_of_them() -> None:
     problem = _problem(("p0", 10, ""), ("p1", 10, ""), ("f2", 1, "p0"), ("f3", 1, "p1"))
     place = packed_place(problem, np.arange(4), np.array([0, 0]))
