@@ -317,6 +317,26 @@ def test_a_fault_is_named(fault: str) -> None:
     assert any(re.search(message, problem) for problem in problems), problems
 
 
+def test_a_join_is_of_the_pieces_themselves() -> None:
+    """What has the name of a piece that nobody made may be samples of another tensor."""
+    whole = _pieces(_graph())
+    by_name = {op.name: op for op in whole.ops}
+    nothing = dataclasses.replace(
+        by_name["b@1"], outputs=(),
+        arguments={**(by_name["b@1"].arguments or {}), "returns": [None]},
+    )  # fmt: skip
+    view, size = _tensor("h:view@1", (1, 2)), [[0, 1], [0, 2]]
+    foreign = [
+        _op("h:slice@1", SLICE, [{"tensor": "h"}, _box("h", 1)], ("h",), view),
+        _op("h:copy@1", FETCH, [[1, 2], None, [[{"tensor": view.name}, size]]], (view.name,),
+            _tensor("b@1", (1, 2))),
+    ]  # fmt: skip
+    ops = [nothing if op.name == "b@1" else op for op in whole.ops]
+    at = next(i for i, op in enumerate(ops) if op.name == "b:join")
+    found = _problems(ops=(*ops[:at], *foreign, *ops[at:]))
+    assert "op 'b:join': it is no op" in found[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

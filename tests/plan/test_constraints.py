@@ -26,6 +26,7 @@ from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demand
 from pardnn.plan.mesh import make_mesh, meets
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
+from pardnn.plan.recompute import SecondCall, graph_with_calls
 
 GRAPH = build_graph("three", [
     Op(name=name, kind="aten.neg.default" if reads else "input", inputs=reads,
@@ -73,10 +74,11 @@ def test_devices_have_names_before_numbers() -> None:
     for device, fits in (("x", True), ("0", False), (0, True), (1, False), ("1", False)):
         found = list(constraint_problems((pin("a", device),), GRAPH, GRAPH, PLAN, cluster))
         assert (found == []) == fits, device
-    for device, told in ((2, "2 devices, 0 to 1 (x, 0)"), ("9" * 9, "2 devices, 0 to 1")):
+    arabic = "\N{ARABIC-INDIC DIGIT ONE}"
+    for device in (2, "9" * 9, arabic):
         with pytest.raises(UsageError) as error:
             raise_unknown(device, cluster)
-        assert told in error.value.message
+        assert "There are 2 devices, 0 to 1 (x, 0)." in error.value.message
 
 
 def raise_unknown(device: int | str, cluster: Cluster) -> None:
@@ -106,12 +108,14 @@ def test_a_layout_is_demanded_of_tensors_that_have_the_dim() -> None:
     assert demanded(fix_layout("w0", "whole", 1)) == [("w0", 1, None)]
     assert demanded(fix_layout("w0", 0, "m1")) == [("w0", 1, 0)]
     assert demanded(fix_layout("layer:net.1", 1, 0)) == [("w1", 0, 1)]
+    assert demanded(fix_layout("layer:net.1", "whole", 0)) == [("w1", 0, None)], "no activations"
     assert demanded(fix_layout("op:h0", 0, "0")) == [("h0", 0, 0)], "its other result has no dim"
     assert demanded(fix_layout("op:h0", "whole", 0)) == [("h0", 0, None), ("r0", 0, None)]
     assert demanded(fix_layout("tensor:r1", "whole", 0)) == [("r1", 0, None)]
     for wrong, why in (
         (fix_layout("x", 1), "'x' has no dim 1, it has 1"),
         (fix_layout("x", 0, 2), "there is no mesh axis '2'"),
+        (fix_layout("x", 0, "\N{ARABIC-INDIC DIGIT ONE}"), "there is no mesh axis"),
         (
             fix_layout("x", 0, "m2"),
             r"no mesh axis 'm2'.\nThere are, with their devices: m0 (2), m1",
@@ -180,6 +184,15 @@ def test_names_mean_ops_then_tensors_then_layers() -> None:
         UsageError, match=r"(?s)no op or tensor or layer is named 'net.7'.*Did you mean"
     ):
         names.ops("net.7", said)
+
+
+def test_a_layer_means_the_ops_that_a_plan_has_for_it() -> None:
+    """The layer's second calls, which stand before what reads them, are of the layer too."""
+    calls = (SecondCall(op="h0", readers=("h1",)),)
+    planned = graph_with_calls(LAYERS, calls)
+    found = Names(LAYERS, planned).ops("layer:net.0", pin("x", 0))
+    assert [planned.ops[i].name for i in found] == ["x", "w0", "h0", "h0~2"]
+    assert Names(LAYERS, planned).ops("h0", pin("x", 0)) == found[2:]
 
 
 @pytest.mark.parametrize(

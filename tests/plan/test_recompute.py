@@ -14,6 +14,7 @@ from pardnn.plan.check import check_plan, plan_problems
 from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partitioned_graph import FETCH, JOIN
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.recompute import SecondCall, graph_with_calls
 
@@ -138,6 +139,41 @@ def test_what_may_not_be_called_again_is_refused(factory: Any, calls: Any, why: 
     with pytest.raises(InvalidPlanError):
         check_plan(graph, plan)
     assert any(why in problem for problem in plan_problems(graph, plan))
+
+
+def fetches() -> Graph:
+    """A buffer that a join completes, one that is complete at once, and what outlives the step."""
+
+    def made(name: str, kind: str, *args: Any, reads: tuple[str, ...], **kw: Any) -> Op:
+        return Op(name=name, kind=kind, inputs=reads, arguments={"args": list(args)},
+                  outputs=(Tensor(name=name, bytes=8, shape=(2,)),), **kw)  # fmt: skip
+
+    part, rest = [{"tensor": "x"}, [[0, 1]]], [{"tensor": "y"}, [[1, 2]]]
+    return build_graph("fetches", [
+        op("x", kind="input"), op("y", kind="input"),
+        made("open", FETCH, [2], None, [part], reads=("x",)),
+        made("whole", JOIN, {"tensor": "open"}, [rest], reads=("open", "y")),
+        made("closed", FETCH, [2], None, [part, rest], reads=("x", "y")),
+        op("kept", "whole", "closed", memory="residual"), op("end", "kept", "closed", "whole"),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("called", "why"),
+    [
+        ("open", "makes a buffer that messages fill"),
+        ("whole", "works in place or for all devices"),
+        ("kept", "makes what outlives the step"),
+        ("closed", None),
+    ],
+)
+def test_buffers_and_what_outlives_the_step_are_made_once(called: str, why: str | None) -> None:
+    graph = fetches()
+    reader = next(each.name for each in reversed(graph.ops) if called in each.inputs)
+    calls = (SecondCall(op=called, readers=(reader,)),)
+    problems = list(recompute_problems(graph, calls, graph_with_calls(graph, calls)))
+    kind = next(each.kind for each in graph.ops if each.name == called)
+    assert problems == ([] if why is None else [f"recompute: {called!r} ({kind}) {why}"])
 
 
 @pytest.mark.parametrize("named", ["op", "tensor"])
