@@ -1,6 +1,7 @@
 """What a placement breaks of what a user demands, on three ops."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -211,3 +212,56 @@ def test_a_layer_means_the_ops_that_a_plan_has_for_it() -> None:
 )  # fmt: skip
 def test_a_constraint_reads_as_it_was_asked(each: Constraint, text: str) -> None:
     assert str(each) == text
+
+
+NO_DEVICE, DEVICES = "it names no device", "it takes no devices"
+NO_DIM, NO_COUNT = "a layout has a dim, a number from 0", "pieces have a count and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"kind": "pin", "what": ("a",)}, NO_DEVICE),
+        ({"kind": "forbid"}, NO_DEVICE),
+        ({"kind": "forbid", "devices": (0,)}, None),
+        ({"kind": "together", "what": ("a",), "devices": (0,)}, DEVICES),
+        ({"kind": "pieces", "count": 2, "devices": (0,)}, DEVICES),
+        ({"kind": "pin", "devices": (0,)}, "it names no op, tensor or layer"),
+        ({"kind": "together"}, "it names no op, tensor or layer"),
+        ({"kind": "together", "what": ("layer:a",)}, None),
+        ({"kind": "layout", "dim": 0}, "it names no op, tensor or layer"),
+        ({"kind": "apart", "what": ("a",)}, "two or more can be apart"),
+        ({"kind": "apart", "what": ("a", "b")}, None),
+        ({"kind": "layout", "what": ("a",)}, NO_DIM),
+        ({"kind": "together", "what": ("a", "b"), "dim": 0}, NO_DIM),
+        ({"kind": "together", "what": ("a", "b"), "dim": "whole"}, NO_DIM),
+        ({"kind": "layout", "what": ("a",), "dim": 0}, None),
+        ({"kind": "layout", "what": ("a",), "dim": "whole", "axis": 0}, None),
+        ({"kind": "layout", "what": ("a",), "dim": -1}, "dim is -1; it is a number from 0 on"),
+        ({"kind": "pin", "what": ("a",), "devices": (0,), "axis": 0}, "only a layout has a mesh"),
+        ({"kind": "pieces", "count": 2, "axis": "m0"}, "only a layout has a mesh"),
+        ({"kind": "pieces"}, NO_COUNT),
+        ({"kind": "pieces", "count": 2, "what": ("a",)}, NO_COUNT),
+        ({"kind": "together", "what": ("a", "b"), "count": 2}, NO_COUNT),
+        ({"kind": "pieces", "count": 0}, "there are 0 pieces; it is a number from 1 to 100000"),
+        ({"kind": "pieces", "count": 1}, None),
+        ({"kind": "pieces", "count": 100_000}, None),
+        ({"kind": "pieces", "count": 100_001}, "there are 100001 pieces"),
+        ({"kind": "pieces", "count": 1, "price_s": 0.0}, "its price is 0 s; it is a number of"),
+        ({"kind": "pieces", "count": 1, "price_s": -1.0}, "its price is -1 s"),
+        ({"kind": "pieces", "count": 1, "price_s": float("inf")}, "its price is inf s"),
+        ({"kind": "pieces", "count": 1, "price_s": float("nan")}, "its price is nan s"),
+        ({"kind": "pieces", "count": 1, "price_s": 1e9}, None),
+        ({"kind": "pieces", "count": 1, "price_s": 1.1e9}, "its price is 1.1e+09 s"),
+        ({"kind": "pieces", "count": 1, "price_s": 1e-9}, None),
+    ],
+)
+def test_a_constraint_that_says_nothing_is_refused(fields: dict[str, Any], why: str | None) -> None:
+    if why is None:
+        Constraint(**fields)
+        return
+    with pytest.raises(UsageError) as error:
+        Constraint(**fields)
+    assert error.value.code == "E245"
+    assert f"': {why}" in error.value.message
+    assert error.value.details["constraint"]["kind"] == fields["kind"]

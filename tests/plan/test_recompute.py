@@ -209,3 +209,17 @@ def test_the_checker_finds_what_the_rewriting_got_wrong() -> None:
     assert "other tensors" in broken("b~2", outputs=(Tensor(name="b~2", bytes=9),))[0]
     assert "wait for" in broken("w2", after=("a", "b", "c"))[0]
     assert "wait for" in broken("w2", after=("a~2", "b~2"))[0]
+    for more in ({"workspace": 1}, {"group": "g"}, {"memory": "residual"}):
+        assert "not the aten.mm.default" in broken("b~2", **more)[0], more
+
+
+@pytest.mark.parametrize("left_out", ["w2", "b~2"])
+def test_all_ops_are_there(left_out: str) -> None:
+    """With the op of a second call alone, `gb` reads what nobody makes."""
+    graph = chain()
+    rewritten = graph_with_calls(graph, TWICE)
+    ops = tuple(each for each in rewritten.ops if each.name != left_out)
+    if left_out == "b~2":
+        ops = tuple(each for each in ops if each.name != "b")
+    found = list(recompute_problems(graph, TWICE, dataclasses.replace(graph, ops=ops)))
+    assert found == ["recompute: the rewritten graph has other ops"]
