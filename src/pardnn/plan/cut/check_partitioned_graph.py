@@ -8,7 +8,7 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
@@ -71,11 +71,12 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         yield boxes
         return
     yield from _local_ops(graph, plan, partition)
-    problems = list(_local_tensors(plan, partition, tensors, boxes))
+    open_buffers = _OpenBuffers({}, _completed(partition))
+    problems = list(_local_tensors(plan, partition, tensors, boxes, open_buffers))
     yield from problems
     if any(_NO_SENSE in problem for problem in problems):
         return
-    yield from _in_place_receives(plan, partition)
+    yield from _in_place_receives(plan, partition, open_buffers.args.keys())
     yield from term_problems(graph, partition)
     yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
     if partition.submeshes > 1:
@@ -163,11 +164,11 @@ def _local_tensors(
     partition: Partition,
     tensors: Mapping[str, Tensor],
     boxes: Mapping[str, tuple[Box, ...]],
+    open_buffers: _OpenBuffers,
 ) -> Iterator[str]:
-    """Follow which region of a tensor of the graph each local tensor is."""
+    """Follow which region of a tensor of the graph each local tensor is; note open buffers."""
     local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
     regions: dict[str, _Region] = {}
-    open_buffers = _OpenBuffers({}, _completed(partition))
     for op in partition.ops:
         device = plan.placement.get(op.name, 0) % partition.mesh.size
         found = problem = None
@@ -344,7 +345,9 @@ def _volume(shape: Any) -> int:
     return total
 
 
-def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
+def _in_place_receives(
+    plan: Plan, partition: Partition, incomplete: Iterable[str]
+) -> Iterator[str]:
     """Check that a join finds what it expects received in place, and nothing reads it before."""
     producer = {tensor.name: op for op in partition.ops for tensor in op.outputs}
     position = {name: i for row in plan.order for i, name in enumerate(row)}
@@ -367,7 +370,7 @@ def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
     for op, device in joins:
         for problem in _join_problems(op, device, received, producer):
             yield f"partition: op {op.name!r:.60}: {problem}"
-    buffers = {*received.values(), *(_arguments(op)[0]["tensor"] for op, _ in joins)}
+    buffers = {*received.values(), *incomplete}
     sent = {m.tensor for m in plan.messages}
     for name in sorted(buffers):
         others = [op for op in consumers.get(name, []) if op.kind not in (JOIN, UPDATE)]
