@@ -9,8 +9,10 @@ from pardnn.cluster import MAX_DEVICES
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
-from pardnn.plan.check import plan_problems
+from pardnn.plan.actions import actions_text
+from pardnn.plan.check import dry_run, plan_problems
 from pardnn.plan.file import read_plan, stamped
+from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.plan import Plan
 
 
@@ -49,3 +51,17 @@ def test_there_are_so_many_devices_at_most(example: tuple[Graph, Plan], more: in
     rows = (*plan.order, *((),) * (MAX_DEVICES - 2 + more))
     told = [f"order has {MAX_DEVICES + 1} devices; at most {MAX_DEVICES} are possible"]
     assert plan_problems(graph, dataclasses.replace(plan, order=rows)) == told * more
+
+
+@pytest.mark.parametrize(("left_out", "count"), [((), None), (("R 0", "W 0", "S 0"), 0)])
+def test_a_message_is_posted_by_both_ends(
+    example: tuple[Graph, Plan], left_out: tuple[str, ...], count: int | None
+) -> None:
+    """Ranks that forget a message altogether wait for nothing."""
+    lowered = lower(*example)
+    ranks = tuple(
+        tuple(a for a in rank if actions_text([a]) not in left_out) for rank in lowered.ranks
+    )
+    told = [f"message 0 is posted {count} times, not by its two ends"]
+    found = list(dry_run(Lowered(lowered.messages, ranks)))
+    assert found == ([] if count is None else told)

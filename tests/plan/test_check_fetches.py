@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import FETCH, JOIN, SLICE, UPDATE, Partition
+from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
 from pardnn.plan.plan import Message, Plan
 
 CLONE = "aten.clone.default"
@@ -46,6 +46,7 @@ def exchange(n: int = 3) -> tuple[Graph, Plan]:
     graph = build_graph("exchange", [
         Op(name="x", kind="input", outputs=(tensor("x", size, size),)),
         call("y", CLONE, [ref("x")], "x", made=tensor("y", size, size)),
+        Op(name="loss", kind=LOSS_KIND, inputs=("y",)),
     ])  # fmt: skip
     ops = [op for d in range(n) for op in (source(d, n), *(sent(d, e, n) for e in range(n)))]
     messages = list[Message]()
@@ -55,6 +56,7 @@ def exchange(n: int = 3) -> tuple[Graph, Plan]:
         full = more[-1].name
         ops += [*more, call(f"y@{d}", CLONE, [ref(full)], full, made=tensor(f"y@{d}", size, 2))]
         messages += more_messages
+    ops.append(Op(name="loss@0", kind=LOSS_KIND, inputs=("y@0",)))
     place = {op.name: int(op.name[-1]) for op in ops}
     order = tuple(tuple(name for name, at in place.items() if at == d) for d in range(n))
     layouts = {"x": ("Shard(0)",), "y": ("Shard(1)",)}
@@ -219,8 +221,69 @@ def test_what_an_update_completes_is_not_read_before() -> None:
     """Half of it is what the memory held before, in whatever order the ops run."""
     graph, plan = exchange(2)
     early = changed(plan, {"y@0": reading("x:buffer@0")})
-    row = plan.order[0]
-    for order in (plan.order, ((*row[:-2], row[-1], row[-2]), plan.order[1])):
+    row = [name for name in plan.order[0] if name != "y@0"]
+    early_row = (*row[:-2], "y@0", *row[-2:])
+    assert row[-2:] == ["x:put@0", "loss@0"]
+    for order in (plan.order, (early_row, plan.order[1])):
         assert plan_problems(graph, dataclasses.replace(early, order=order)) == [
             "partition: 'y@0' reads 'x:buffer@0', which is not complete"
         ]
+
+
+def added(plan: Plan, op: Op, device: int) -> Plan:
+    """The plan with one more op, the last of its device."""
+    assert plan.partition is not None
+    partition = dataclasses.replace(plan.partition, ops=(*plan.partition.ops, op))
+    order = tuple((*row, op.name) if d == device else row for d, row in enumerate(plan.order))
+    place = {**plan.placement, op.name: device}
+    return dataclasses.replace(plan, partition=partition, order=order, placement=place)
+
+
+def test_a_shard_is_no_other_devices_shard() -> None:
+    """What has the name of device 0's columns of `y` is a view of those of device 1."""
+    graph, plan = exchange()
+    spare = {"y@0": lambda op: dataclasses.replace(op, outputs=(tensor("y:spare@0", 6, 2),)),
+             "loss@0": lambda op: dataclasses.replace(op, inputs=("y:spare@0",))}  # fmt: skip
+    taken = call("y:take@0", SLICE, [ref("y@1"), [[0, 6], [0, 2]]], "y@1",
+                 made=tensor("y@0", 6, 2, alias_of="y@1"))  # fmt: skip
+    wrong = added(changed(plan, spare), taken, 0)
+    sent = Message(tensor="y@1", source=1, target=0, post_before=taken.name)
+    wrong = dataclasses.replace(wrong, messages=(*plan.messages, sent))
+    assert plan_problems(graph, wrong) == [
+        "partition: op 'y:take@0': 'y@0' is made of [(0, 6), (2, 4)], owned is [(0, 6), (0, 2)]"
+    ]
+
+
+def test_the_loss_is_marked_once() -> None:
+    graph, plan = exchange()
+    again = Op(name="loss@1", kind=LOSS_KIND, inputs=("y@1",))
+    assert plan_problems(graph, added(plan, again, 1)) == [
+        "partition: op 'loss' has 2 local ops on 3 devices"
+    ]
+    assert plan.partition is not None
+    ops = tuple(op for op in plan.partition.ops if op.name != "loss@0")
+    none = dataclasses.replace(plan, partition=dataclasses.replace(plan.partition, ops=ops))
+    assert plan_problems(graph, none) == ["partition: op 'loss' has 0 local ops on 3 devices"]
+
+
+def test_terms_of_a_sum_have_its_form() -> None:
+    graph, plan = exchange()
+    for of, why in (("x:to0@0", None), ("x@0", "its addends are not all of shape [2, 2]")):
+        args = ["sum", [ref("x:to0@0"), ref(of)], None]
+        more = call("more@0", REDUCE, args, *dict.fromkeys(("x:to0@0", of)),
+                    made=tensor("more@0", 2, 2))  # fmt: skip
+        told = [] if why is None else [f"partition: op 'more@0': {why}"]
+        assert plan_problems(graph, added(plan, more, 0)) == told
+
+
+def test_on_several_meshes_nothing_is_received_in_place() -> None:
+    """The device of a buffer is one of several there."""
+    graph, plan = exchange()
+    assert plan.partition is not None
+    mixed = dataclasses.replace(
+        plan, order=(*plan.order, (), (), ()),
+        partition=dataclasses.replace(plan.partition, submeshes=2),
+    )  # fmt: skip
+    assert plan_problems(graph, mixed) == [
+        f"messages: 'x:to{d}@{(d + 2) % 3}' goes into a buffer" for d in range(3)
+    ]

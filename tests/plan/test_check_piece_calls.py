@@ -94,3 +94,16 @@ def test_a_piece_changes_what_the_op_does_in_place(
         made, other, op("y", "x", whole), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
     )
     assert found is not None
+
+
+@pytest.mark.parametrize("given", [None, "x@1", ["tensor"], 1, {"tensor": "z@1"}, {"other": "x@1"}])
+def test_a_tensor_stands_where_the_op_has_one(given: Any) -> None:
+    def op(name: str, reads: str, given: Any) -> Op:
+        return Op(name=name, kind="aten.neg.default", inputs=(reads,),
+                  outputs=(Tensor(name=name, bytes=4),), arguments={"args": [given]})  # fmt: skip
+
+    problem = call_problem(
+        op("y@1", "x@1", given), [given], op("y", "x", {"tensor": "x"}), 1, Share(1, 2),
+        lambda a, b: a == f"{b}@1",
+    )  # fmt: skip
+    assert problem == "its arguments are others"

@@ -163,6 +163,10 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
         ),
         "'s@0' adds in place, but 'v@0' is not all of its storage",
     ),
+    "no arguments": (
+        lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, arguments=None)),
+        "'s@0' adds in place, but it does not return its first argument",
+    ),
     "two results": (
         lambda p: with_ops(
             p, s=lambda op: dataclasses.replace(op, outputs=(*op.outputs, tensor("more")))

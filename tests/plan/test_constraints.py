@@ -127,6 +127,12 @@ def test_a_layout_is_demanded_of_tensors_that_have_the_dim() -> None:
         assert why.replace(r"\n", "\n") in error.value.message
 
 
+def test_a_tensor_of_unknown_shape_has_no_dims() -> None:
+    assert [e.dim for e in layout_demands((fix_layout("a", "whole"),), GRAPH, MESH)] == [None] * 2
+    with pytest.raises(UsageError, match="'a' has no dim 0, it has 0"):
+        list(layout_demands((fix_layout("a", 0),), GRAPH, MESH))
+
+
 def test_layouts_are_free_where_nothing_is_demanded_and_two_demands_may_be_at_odds() -> None:
     one, other = fix_layout("w0", 1, 0), fix_layout("w1", "whole")
     found = layouts_of_demands(list(layout_demands((one, other, one), LAYERS, MESH)), MESH)

@@ -10,7 +10,7 @@ import pytest
 
 from pardnn.errors import FileError, InvalidPlanError
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import FROM_HOST, TO_HOST, Graph, Op, Tensor
+from pardnn.graph.ir import FROM_HOST, LOSS_KIND, TO_HOST, Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays
@@ -67,6 +67,41 @@ def test_states_are_on_their_device_while_they_are_used() -> None:
     # The gradient, one state and what reads it; with both states there, 100 bytes more.
     assert peak_bytes(rewritten, plan_arrays(rewritten, plan)) == [300]
     assert peak_bytes(graph, plan_arrays(graph, in_order(graph))) == [400]
+
+
+#: What keeps a state on its device: of its op, of its tensor.
+STAYING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a parameter": ({"kind": "parameter"}, {}),
+    "of the step alone": ({"memory": "normal"}, {}),
+    "one number": ({}, {"shape": (), "bytes": 4}),
+    "of unknown shape": ({}, {"shape": None}),
+    "empty": ({}, {"shape": (0,), "bytes": 0}),
+    "of the host's own": ({}, {"dtype": "host.int"}),
+    "of no dtype": ({}, {"dtype": None}),
+    "returned": ({}, {}),
+    "returned as a view": ({}, {}),
+    "unread": ({}, {}),
+}
+
+
+def test_what_may_live_on_the_host_is_state_that_ops_alone_read() -> None:
+    def source(name: str) -> Op:
+        more, of = STAYING.get(name, ({}, {}))
+        made = dataclasses.replace(tensor(name), **of)
+        op = Op(name=name, kind="state", memory="residual", outputs=(made,))
+        return dataclasses.replace(op, **more)
+
+    names = ("plain", *STAYING, "by a view")
+    read = tuple(name for name in names[:-1] if name != "unread")
+    ops = [Op(name=f"view {i}", kind="aten.view.default", memory="reference", inputs=(of,),
+              outputs=(tensor(f"view {i}", of),))
+           for i, of in enumerate(("by a view", "returned as a view"))]  # fmt: skip
+    reader = Op(name="y", kind="aten.stack.default", inputs=(*read, "view 0"),
+                outputs=(tensor("y"),))  # fmt: skip
+    loss = Op(name="loss", kind=LOSS_KIND, inputs=("y",),
+              arguments={"result": [{"state": ["returned", ("view 1",)]}]})  # fmt: skip
+    graph = build_graph("states", [*map(source, names), *ops, reader, loss])
+    assert [op.name for op in may_offload(graph)] == ["plain", "by a view"]
 
 
 def test_a_state_of_no_group_may_go_to_the_host() -> None:

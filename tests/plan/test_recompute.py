@@ -223,3 +223,27 @@ def test_all_ops_are_there(left_out: str) -> None:
         ops = tuple(each for each in ops if each.name != "b")
     found = list(recompute_problems(graph, TWICE, dataclasses.replace(graph, ops=ops)))
     assert found == ["recompute: the rewritten graph has other ops"]
+
+
+def test_two_calls_that_write_one_storage_are_at_odds_with_all_that_read_it() -> None:
+    """Neither is before the other, and what reads the storage finds two writes, not one."""
+    graph, calls = in_place(), (SecondCall(op="r", readers=("ga",)),)
+    rewritten = graph_with_calls(graph, calls)
+    assert list(recompute_problems(graph, calls, rewritten)) == [
+        "recompute: 'r~2' does not wait for 'r'",
+        "recompute: 'b' finds other writes in 'r' than 'b' does",
+        "recompute: 'r~2' would write what 'r' has written",
+        "recompute: 'r' does not wait for 'r~2'",
+        "recompute: 'ga' finds other writes in 'r~2' than 'ga' does",
+    ]
+
+
+def test_a_reader_waits_for_the_write_whose_result_it_reads() -> None:
+    """Its order follows from what it reads, if not from what it names."""
+    graph = in_place()
+    calls = (SecondCall(op="a", readers=("r~2",)), SecondCall(op="r", readers=("ga",)))
+    rewritten = graph_with_calls(graph, calls)
+    free = dataclasses.replace(
+        rewritten, ops=tuple(dataclasses.replace(op, after=()) for op in rewritten.ops)
+    )
+    assert list(recompute_problems(graph, calls, free)) == []
