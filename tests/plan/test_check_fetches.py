@@ -230,6 +230,24 @@ def test_what_an_update_completes_is_not_read_before() -> None:
         ]
 
 
+def test_an_open_buffer_is_no_source_of_another_one() -> None:
+    """It may be taken up where it is, but neither be put into another buffer nor sent."""
+    graph, plan = exchange(2)
+    source = "x:buffer@0"
+    into = call("more@0", FETCH, [[4, 4], None, []], made=tensor("more@0", 4, 4))
+    put = call("put@0", UPDATE, [ref("more@0"), [[0, 4], [0, 2]], ref(source)], "more@0", source,
+               made=tensor("put@0", 4, 4, alias_of="more@0"), mutates=["more@0"])  # fmt: skip
+    told = f"reads {source!r}, which is not complete"
+    found = plan_problems(graph, added(added(plan, into, 0), put, 0))
+    assert f"partition: 'put@0' {told}" in found
+    takes = call("x:put@1", UPDATE, [ref(source), rows("@1"), ref("x:to1@1")], source, "x:to1@1",
+                 made=tensor("x:put@1", 4, 2, alias_of=source), mutates=[source])  # fmt: skip
+    far = changed(plan, {"x:put@1": lambda op: takes})
+    sent = Message(tensor=source, source=0, target=1, post_before="x:put@1")
+    far = dataclasses.replace(far, messages=(plan.messages[0], sent))
+    assert f"partition: 'a message' {told}" in plan_problems(graph, far)
+
+
 def added(plan: Plan, op: Op, device: int) -> Plan:
     """The plan with one more op, the last of its device."""
     assert plan.partition is not None

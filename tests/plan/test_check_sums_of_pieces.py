@@ -36,7 +36,7 @@ def step() -> Graph:
     x = Op(name="x", kind="input", outputs=(tensor("x", 6, 3),))
     w = Op(name="w", kind="parameter", outputs=(tensor("w"),), memory="residual")
     return build_graph("sums", [
-        x, w, call("g", "aten.g.default", "x"), call("p", MM, "w", "x"),
+        x, w, call("g", "aten.g.default", "x", args=[*refs("x"), [6, 3]]), call("p", MM, "w", "x"),
         call("n", "aten.n.default", "g", "p"),
     ])  # fmt: skip
 
@@ -51,7 +51,8 @@ def cut(graph: Graph) -> Pieces:
     ]  # fmt: skip
     return Pieces(points=POINTS, batch={"x": (0, 1)}, ops=(
         whole["x"], whole["w"], *slices,
-        *(call(f"g@{i}", "aten.g.default", f"x@{i}") for i in range(3)),
+        *(call(f"g@{i}", "aten.g.default", f"x@{i}", args=[*refs(f"x@{i}"), [size, 3]])
+          for i, size in enumerate((1, 2, 3))),
         call("g:add@1", ADD, "g@0", "g@1", made=tensor("g:1", alias_of="g@0")),
         call("g:add@2", ADD, "g:1", "g@2", made=tensor("g:2", alias_of="g:1")),
         call("g:total", REDUCE, "g:2", made=tensor("g"), args=["sum", refs("g:2"), None]),
@@ -142,6 +143,16 @@ FAULTS: dict[str, tuple[str, str, dict[str, Change]]] = {
     "a sum by the name of its copy": (
         "g:add@2", "combines no pieces so", {"g:add@2": making(name="g")},
     ),
+    "sizes of another piece": (
+        "g@1", "its arguments are others",
+        {"g@1": lambda op: call("g@1", op.kind, "x@1", args=[*refs("x@1"), [3, 3]])},
+    ),
+    "a sum of no sum": (
+        "g:add@1", "combines no pieces so", {"g:add@1": reading("x@0", "g@1")},
+    ),
+    "no partial result": (
+        "g:add@1", "combines no pieces so", {"g:add@1": reading("g@0", "x@1")},
+    ),
     "a sum added to again": (
         "p:gather@2", "make no sense", {"p:gather@2": reading("p@0", "p@2")},
     ),
@@ -185,3 +196,15 @@ def test_a_sum_that_is_none_is_told(fault: str) -> None:
     name, why, changes = FAULTS[fault]
     found = problems(changes)
     assert any(f"op {name!r}: " in each and why in each for each in found), found
+
+
+def test_partial_results_of_unknown_shape_are_added_up_as_others() -> None:
+    def plain(op: Op) -> Op:
+        made = (dataclasses.replace(t, shape=None if t.name[0] in "gp" else t.shape)
+                for t in op.outputs)  # fmt: skip
+        return dataclasses.replace(op, outputs=tuple(made))
+
+    graph, pieces = step(), cut(step())
+    graph = build_graph("sums", list(map(plain, graph.ops)))
+    pieces = dataclasses.replace(pieces, ops=tuple(map(plain, pieces.ops)))
+    assert list(pieces_problems(graph, pieces)) == []

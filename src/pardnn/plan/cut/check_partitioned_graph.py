@@ -8,6 +8,7 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -287,8 +288,10 @@ def _continued(
     """
     shape, fill, rows = made
     (output,) = op.outputs
-    filled = sum(_volume([b - a for a, b in ends]) for _, ends in rows)
-    if output.name in open_buffers.completed and filled < _volume(shape):  # else it is overwritten
+    filled = sum(math.prod([b - a for a, b in ends]) for _, ends in rows)
+    if output.name in open_buffers.completed and filled < math.prod(
+        shape
+    ):  # else it is overwritten
         open_buffers.args[output.name] = made
         fill = 0.0 if fill is None else fill
     return _assembled(shape, fill, rows, local, regions)
@@ -320,14 +323,14 @@ def _assembled(
         is_inside = all(0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=True))
         if lengths != (local[name].shape or ()) or not is_inside:
             return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
-        filled += _volume(lengths)
+        filled += math.prod(lengths)
         place = regions.get(name)
         if place is None:
             origins.add((name, ()))
         else:
             low = zip(place.box, box, strict=True)
             origins.add((place.of, tuple([begin - a for (begin, _), (a, _) in low])))
-    needed = _volume(shape)
+    needed = math.prod(shape)
     if rows and fill is None and filled != needed:
         return f"its slices hold {filled} of {needed} elements"
     if len({of for of, _ in origins}) == 1 and len(origins) > 1:
@@ -336,13 +339,6 @@ def _assembled(
         return None
     ((of, low),) = origins
     return _Region(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
-
-
-def _volume(shape: Any) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
 
 
 def _in_place_receives(
@@ -373,7 +369,11 @@ def _in_place_receives(
     buffers = {*received.values(), *incomplete}
     sent = {m.tensor for m in plan.messages}
     for name in sorted(buffers):
-        others = [op for op in consumers.get(name, []) if op.kind not in (JOIN, UPDATE)]
+        others = [
+            op
+            for op in consumers.get(name, [])
+            if op.kind not in (JOIN, UPDATE) or _arguments(op)[0] != {"tensor": name}
+        ]
         if others or name in sent:
             consumer = others[0].name if others else "a message"
             yield f"partition: {consumer!r:.60} reads {name!r:.60}, which is not complete"
