@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pardnn.cluster import MAX_DEVICES
+from pardnn.cluster import MAX_DEVICES, Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
@@ -65,3 +65,13 @@ def test_a_message_is_posted_by_both_ends(
     told = [f"message 0 is posted {count} times, not by its two ends"]
     found = list(dry_run(Lowered(lowered.messages, ranks)))
     assert found == ([] if count is None else told)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_the_cluster_of_the_plan_counts_where_none_is_given(
+    example: tuple[Graph, Plan], more: int
+) -> None:
+    graph, plan = example
+    plan = dataclasses.replace(plan, cluster=Cluster.uniform(2 + more))
+    assert plan_problems(graph, plan) == [f"order has 2 devices, the cluster {2 + more}"]
+    assert plan_problems(graph, plan, Cluster.uniform(2)) == []

@@ -306,6 +306,10 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
             _reading("l:sum", "l@2")(op), name="l:add@3", kind=ADD
         ), "combines no pieces so",
     ),
+    "a join by another name": (
+        "h:join", _with(outputs=(_tensor("h.2", (5, 2)),)), "combines no pieces so",
+    ),
+    "rows of no count": ("l:rows", _with(name="l:lines"), "combines no pieces so"),
     "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
 }  # fmt: skip
 
@@ -335,6 +339,13 @@ def test_a_join_is_of_the_pieces_themselves() -> None:
     at = next(i for i, op in enumerate(ops) if op.name == "b:join")
     found = _problems(ops=(*ops[:at], *foreign, *ops[at:]))
     assert "op 'b:join': it is no op" in found[0]
+
+
+@pytest.mark.parametrize(("points", "are_two"), [((0, 5), False), ((0, 2, 5), True)])
+def test_two_pieces_are_enough(points: tuple[int, ...], are_two: bool) -> None:
+    graph = build_graph("x", [_graph().ops[0]])
+    pieces = Pieces(points=points, batch={}, ops=graph.ops)
+    assert (list(pieces_problems(graph, pieces)) == []) == are_two
 
 
 @pytest.mark.parametrize(

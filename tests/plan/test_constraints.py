@@ -76,7 +76,7 @@ def test_devices_have_names_before_numbers() -> None:
         found = list(constraint_problems((pin("a", device),), GRAPH, GRAPH, PLAN, cluster))
         assert (found == []) == fits, device
     arabic = "\N{ARABIC-INDIC DIGIT ONE}"
-    for device in (2, "9" * 9, arabic):
+    for device in (2, "9" * 9, "9" * 5000, arabic):
         with pytest.raises(UsageError) as error:
             raise_unknown(device, cluster)
         assert "There are 2 devices, 0 to 1 (x, 0)." in error.value.message
@@ -116,6 +116,7 @@ def test_a_layout_is_demanded_of_tensors_that_have_the_dim() -> None:
     for wrong, why in (
         (fix_layout("x", 1), "'x' has no dim 1, it has 1"),
         (fix_layout("x", 0, 2), "there is no mesh axis '2'"),
+        (fix_layout("x", 0, "9" * 5000), "there is no mesh axis"),
         (fix_layout("x", 0, "\N{ARABIC-INDIC DIGIT ONE}"), "there is no mesh axis"),
         (
             fix_layout("x", 0, "m2"),
