@@ -94,3 +94,36 @@ def test_a_piece_changes_what_the_op_does_in_place(
         made, other, op("y", "x", whole), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
     )
     assert found is not None
+
+
+@pytest.mark.parametrize("given", [None, "x@1", ["tensor"], 1, {"tensor": "z@1"}, {"other": "x@1"}])
+def test_a_tensor_stands_where_the_op_has_one(given: Any) -> None:
+    def op(name: str, reads: str, given: Any) -> Op:
+        return Op(name=name, kind="aten.neg.default", inputs=(reads,),
+                  outputs=(Tensor(name=name, bytes=4),), arguments={"args": [given]})  # fmt: skip
+
+    problem = call_problem(
+        op("y@1", "x@1", given), [given], op("y", "x", {"tensor": "x"}), 1, Share(1, 2),
+        lambda a, b: a == f"{b}@1",
+    )  # fmt: skip
+    assert problem == "its arguments are others"
+
+
+@pytest.mark.parametrize("kind", ["aten.slice.Tensor", "mylib::op", "aten.neg.default"])
+def test_numbers_that_say_where_elements_are_may_differ_and_tensors_may_not(kind: str) -> None:
+    def op(name: str, *args: Any) -> Op:
+        return Op(name=name, kind=kind, outputs=(Tensor(name=name, bytes=4),),
+                  arguments={"args": list(args)})  # fmt: skip
+
+    def problem(*args: Any) -> str | None:
+        whole = op("y", {"tensor": "x"}, 0, [{"tensor": "z"}, 6])
+        return call_problem(
+            op("y@1", *args), list(args), whole, 1, Share(1, 2), lambda a, b: a == f"{b}@1"
+        )
+
+    told = "its arguments are others" if kind == "aten.neg.default" else "it reads other tensors"
+    first, second = {"tensor": "x@1"}, {"tensor": "z@1"}
+    assert problem(first, 0, [second, 6]) is None
+    assert (problem(first, 3, [second, 5]) is None) == (kind != "aten.neg.default")
+    assert problem(second, 0, [first, 6]) == told
+    assert problem(first, 0, [6]) == told

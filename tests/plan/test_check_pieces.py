@@ -306,6 +306,10 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
             _reading("l:sum", "l@2")(op), name="l:add@3", kind=ADD
         ), "combines no pieces so",
     ),
+    "a join by another name": (
+        "h:join", _with(outputs=(_tensor("h.2", (5, 2)),)), "combines no pieces so",
+    ),
+    "rows of no count": ("l:rows", _with(name="l:lines"), "combines no pieces so"),
     "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
 }  # fmt: skip
 
@@ -315,6 +319,33 @@ def test_a_fault_is_named(fault: str) -> None:
     name, change, message = FAULTS[fault]
     problems = _problems(_at(name, change))
     assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_a_join_is_of_the_pieces_themselves() -> None:
+    """What has the name of a piece that nobody made may be samples of another tensor."""
+    whole = _pieces(_graph())
+    by_name = {op.name: op for op in whole.ops}
+    nothing = dataclasses.replace(
+        by_name["b@1"], outputs=(),
+        arguments={**(by_name["b@1"].arguments or {}), "returns": [None]},
+    )  # fmt: skip
+    view, size = _tensor("h:view@1", (1, 2)), [[0, 1], [0, 2]]
+    foreign = [
+        _op("h:slice@1", SLICE, [{"tensor": "h"}, _box("h", 1)], ("h",), view),
+        _op("h:copy@1", FETCH, [[1, 2], None, [[{"tensor": view.name}, size]]], (view.name,),
+            _tensor("b@1", (1, 2))),
+    ]  # fmt: skip
+    ops = [nothing if op.name == "b@1" else op for op in whole.ops]
+    at = next(i for i, op in enumerate(ops) if op.name == "b:join")
+    found = _problems(ops=(*ops[:at], *foreign, *ops[at:]))
+    assert "op 'b:join': it is no op" in found[0]
+
+
+@pytest.mark.parametrize(("points", "are_two"), [((0, 5), False), ((0, 2, 5), True)])
+def test_two_pieces_are_enough(points: tuple[int, ...], are_two: bool) -> None:
+    graph = build_graph("x", [_graph().ops[0]])
+    pieces = Pieces(points=points, batch={}, ops=graph.ops)
+    assert (list(pieces_problems(graph, pieces)) == []) == are_two
 
 
 @pytest.mark.parametrize(

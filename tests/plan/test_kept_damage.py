@@ -18,10 +18,10 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from tests.kept import assert_kept
-from tests.plan.test_check_partitioned_graph import sharded
+from tests.plan.cut.test_check_partitioned_graph import sharded
+from tests.plan.cut.test_check_sums_in_place import sums
 from tests.plan.test_check_pieces import _graph as piecewise
 from tests.plan.test_check_pieces import _pieces as pieces_of
-from tests.plan.test_check_sums_in_place import sums
 from tests.plan.test_offload import in_order, momenta
 from tests.plan.test_recompute import TWICE, chain, planned
 

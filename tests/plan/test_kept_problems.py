@@ -28,7 +28,7 @@ from tests.kept import assert_kept
 from tests.place.grouped import grouped_graph
 from tests.place.machines import random_place
 from tests.plan.changed_plans import moved, with_message
-from tests.plan.test_check_partitioned_graph import sharded
+from tests.plan.cut.test_check_partitioned_graph import sharded
 from tests.plan.test_offload import in_order, momenta
 from tests.reference.plan import serial_plan
 from tests.strategies import random_graph

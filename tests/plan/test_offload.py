@@ -10,7 +10,7 @@ import pytest
 
 from pardnn.errors import FileError, InvalidPlanError
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import FROM_HOST, LOSS_KIND, TO_HOST, Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays
@@ -69,6 +69,41 @@ def test_states_are_on_their_device_while_they_are_used() -> None:
     assert peak_bytes(graph, plan_arrays(graph, in_order(graph))) == [400]
 
 
+#: What keeps a state on its device: of its op, of its tensor.
+STAYING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a parameter": ({"kind": "parameter"}, {}),
+    "of the step alone": ({"memory": "normal"}, {}),
+    "one number": ({}, {"shape": (), "bytes": 4}),
+    "of unknown shape": ({}, {"shape": None}),
+    "empty": ({}, {"shape": (0,), "bytes": 0}),
+    "of the host's own": ({}, {"dtype": "host.int"}),
+    "of no dtype": ({}, {"dtype": None}),
+    "returned": ({}, {}),
+    "returned as a view": ({}, {}),
+    "unread": ({}, {}),
+}
+
+
+def test_what_may_live_on_the_host_is_state_that_ops_alone_read() -> None:
+    def source(name: str) -> Op:
+        more, of = STAYING.get(name, ({}, {}))
+        made = dataclasses.replace(tensor(name), **of)
+        op = Op(name=name, kind="state", memory="residual", outputs=(made,))
+        return dataclasses.replace(op, **more)
+
+    names = ("plain", *STAYING, "by a view")
+    read = tuple(name for name in names[:-1] if name != "unread")
+    ops = [Op(name=f"view {i}", kind="aten.view.default", memory="reference", inputs=(of,),
+              outputs=(tensor(f"view {i}", of),))
+           for i, of in enumerate(("by a view", "returned as a view"))]  # fmt: skip
+    reader = Op(name="y", kind="aten.stack.default", inputs=(*read, "view 0"),
+                outputs=(tensor("y"),))  # fmt: skip
+    loss = Op(name="loss", kind=LOSS_KIND, inputs=("y",),
+              arguments={"result": [{"state": ["returned", ("view 1",)]}]})  # fmt: skip
+    graph = build_graph("states", [*map(source, names), *ops, reader, loss])
+    assert [op.name for op in may_offload(graph)] == ["plain", "by a view"]
+
+
 def test_a_state_of_no_group_may_go_to_the_host() -> None:
     """It and its copies are put in one."""
     ops = [dataclasses.replace(op, group=None) for op in momenta().ops]
@@ -90,8 +125,35 @@ def test_a_state_that_is_only_read_is_not_written_back() -> None:
     read = Op(name="b2", kind="aten.exp.default", inputs=("b",), outputs=(tensor("b2"),),
               arguments={"args": [{"tensor": "b"}]})  # fmt: skip
     graph = build_graph("frozen", [*ops, read])
-    assert "b>host" not in {op.name for op in graph_with_host(graph, ("b",)).ops}
+    rewritten = graph_with_host(graph, ("b",))
+    assert "b>host" not in {op.name for op in rewritten.ops}
     assert plan_problems(graph, in_order(graph, offload=("b",))) == []
+    back = next(op for op in graph_with_host(momenta(), ("b",)).ops if op.kind == TO_HOST)
+    back = dataclasses.replace(back, after=())
+    more = dataclasses.replace(rewritten, ops=(*rewritten.ops, back))
+    assert list(check_offload.offload_problems(graph, ("b",), more)) == [
+        "offload: 'b' is written back 1 times"
+    ]
+
+
+def test_a_state_that_two_ops_write_goes_back_after_both() -> None:
+    """And after nothing else, which would keep its copy on the device."""
+    graph = momenta()
+    again = dataclasses.replace(update("a3", "a1"), group="a", after=("a2",))
+    graph = build_graph("twice", [*graph.ops, again])
+    rewritten = graph_with_host(graph, ("a",))
+    for after, is_right in (
+        (("a1", "a3"), True), (("a3", "a1"), True), (("a3",), False), (("a1", "a2", "a3"), False),
+    ):  # fmt: skip
+        ops = tuple(
+            dataclasses.replace(op, after=after) if op.kind == TO_HOST else op
+            for op in rewritten.ops
+        )
+        found = list(
+            check_offload.offload_problems(graph, ("a",), dataclasses.replace(graph, ops=ops))
+        )
+        told = ["offload: 'a>host' does not wait for every write"]
+        assert found == ([] if is_right else told), after
 
 
 @pytest.mark.parametrize("names", [("grad",), ("a1",), ("nothing",), ("a", "a")])
@@ -126,7 +188,21 @@ def changed(op_name: str, **fields: object) -> Callable[[Op], Op | None]:
         (changed("a", memory="residual"), "memory"),
         (changed("a2", kind="aten.log.default"), "another op"),
         (changed("b1", workspace=1), "another op"),
+        (changed("b1", after=("a1",)), "another op"),
         (changed("grad", name="other"), "other ops"),
+        (changed("b", memory="host"), "has memory host"),
+        (changed("b1", group="a"), "is in another group"),
+        (changed("a2", inputs=("b1",)), "reads other tensors"),
+        (changed("a2", arguments={"args": [{"tensor": "b1"}]}), "has other arguments"),
+        (changed("a2", outputs=(tensor("a2", "a1"),)), "makes other tensors"),
+        (changed("a1", outputs=(tensor("a1", "b"),)), "makes other tensors"),
+        (dropped("a<host"), "not copied to its device exactly once"),
+        (changed("a<host", inputs=("b",)), "not copied to its device exactly once"),
+        (changed("b2", kind=FROM_HOST, inputs=("a",)), "not copied to its device exactly once"),
+        (changed("a<host", group="b"), "may be on another device"),
+        (changed("a>host", group="b"), "may be on another device"),
+        (changed("a>host", inputs=("a", "grad")), "'grad' is written back, but is no copy of a"),
+        (changed("a>host", inputs=("grad", "a<host")), "does not write 'a' back"),
     ],
 )
 def test_the_checker_is_not_the_rewriter(fault: Callable[[Op], Op | None], text: str) -> None:

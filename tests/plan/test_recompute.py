@@ -14,6 +14,7 @@ from pardnn.plan.check import check_plan, plan_problems
 from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partitioned_graph import FETCH, JOIN
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.recompute import SecondCall, graph_with_calls
 
@@ -140,6 +141,41 @@ def test_what_may_not_be_called_again_is_refused(factory: Any, calls: Any, why: 
     assert any(why in problem for problem in plan_problems(graph, plan))
 
 
+def fetches() -> Graph:
+    """A buffer that a join completes, one that is complete at once, and what outlives the step."""
+
+    def made(name: str, kind: str, *args: Any, reads: tuple[str, ...], **kw: Any) -> Op:
+        return Op(name=name, kind=kind, inputs=reads, arguments={"args": list(args)},
+                  outputs=(Tensor(name=name, bytes=8, shape=(2,)),), **kw)  # fmt: skip
+
+    part, rest = [{"tensor": "x"}, [[0, 1]]], [{"tensor": "y"}, [[1, 2]]]
+    return build_graph("fetches", [
+        op("x", kind="input"), op("y", kind="input"),
+        made("open", FETCH, [2], None, [part], reads=("x",)),
+        made("whole", JOIN, {"tensor": "open"}, [rest], reads=("open", "y")),
+        made("closed", FETCH, [2], None, [part, rest], reads=("x", "y")),
+        op("kept", "whole", "closed", memory="residual"), op("end", "kept", "closed", "whole"),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("called", "why"),
+    [
+        ("open", "makes a buffer that messages fill"),
+        ("whole", "works in place or for all devices"),
+        ("kept", "makes what outlives the step"),
+        ("closed", None),
+    ],
+)
+def test_buffers_and_what_outlives_the_step_are_made_once(called: str, why: str | None) -> None:
+    graph = fetches()
+    reader = next(each.name for each in reversed(graph.ops) if called in each.inputs)
+    calls = (SecondCall(op=called, readers=(reader,)),)
+    problems = list(recompute_problems(graph, calls, graph_with_calls(graph, calls)))
+    kind = next(each.kind for each in graph.ops if each.name == called)
+    assert problems == ([] if why is None else [f"recompute: {called!r} ({kind}) {why}"])
+
+
 @pytest.mark.parametrize("named", ["op", "tensor"])
 def test_names_of_second_calls_are_new(named: str) -> None:
     """Neither an op of the graph nor a tensor may have the name of a second call already."""
@@ -173,3 +209,41 @@ def test_the_checker_finds_what_the_rewriting_got_wrong() -> None:
     assert "other tensors" in broken("b~2", outputs=(Tensor(name="b~2", bytes=9),))[0]
     assert "wait for" in broken("w2", after=("a", "b", "c"))[0]
     assert "wait for" in broken("w2", after=("a~2", "b~2"))[0]
+    for more in ({"workspace": 1}, {"group": "g"}, {"memory": "residual"}):
+        assert "not the aten.mm.default" in broken("b~2", **more)[0], more
+
+
+@pytest.mark.parametrize("left_out", ["w2", "b~2"])
+def test_all_ops_are_there(left_out: str) -> None:
+    """With the op of a second call alone, `gb` reads what nobody makes."""
+    graph = chain()
+    rewritten = graph_with_calls(graph, TWICE)
+    ops = tuple(each for each in rewritten.ops if each.name != left_out)
+    if left_out == "b~2":
+        ops = tuple(each for each in ops if each.name != "b")
+    found = list(recompute_problems(graph, TWICE, dataclasses.replace(graph, ops=ops)))
+    assert found == ["recompute: the rewritten graph has other ops"]
+
+
+def test_two_calls_that_write_one_storage_are_at_odds_with_all_that_read_it() -> None:
+    """Neither is before the other, and what reads the storage finds two writes, not one."""
+    graph, calls = in_place(), (SecondCall(op="r", readers=("ga",)),)
+    rewritten = graph_with_calls(graph, calls)
+    assert list(recompute_problems(graph, calls, rewritten)) == [
+        "recompute: 'r~2' does not wait for 'r'",
+        "recompute: 'b' finds other writes in 'r' than 'b' does",
+        "recompute: 'r~2' would write what 'r' has written",
+        "recompute: 'r' does not wait for 'r~2'",
+        "recompute: 'ga' finds other writes in 'r~2' than 'ga' does",
+    ]
+
+
+def test_a_reader_waits_for_the_write_whose_result_it_reads() -> None:
+    """Its order follows from what it reads, if not from what it names."""
+    graph = in_place()
+    calls = (SecondCall(op="a", readers=("r~2",)), SecondCall(op="r", readers=("ga",)))
+    rewritten = graph_with_calls(graph, calls)
+    free = dataclasses.replace(
+        rewritten, ops=tuple(dataclasses.replace(op, after=()) for op in rewritten.ops)
+    )
+    assert list(recompute_problems(graph, calls, free)) == []

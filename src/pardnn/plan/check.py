@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import MAX_DEVICES, Cluster
-from pardnn.errors import InvalidPlanError, MismatchError
+from pardnn.errors import InvalidPlanError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, addressed
@@ -109,10 +109,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     problems += itertools.islice(broken, MAX_PROBLEMS)
     if problems:
         return problems[:MAX_PROBLEMS]
-    try:
-        arrays = plan_arrays(graph, plan)
-    except MismatchError as error:
-        return [error.message]
+    arrays = plan_arrays(graph, plan)
     return [*_schedule(graph, plan, arrays), *_memory(graph, plan, arrays, cluster)]
 
 

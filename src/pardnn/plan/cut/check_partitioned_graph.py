@@ -8,7 +8,8 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
@@ -71,11 +72,12 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         yield boxes
         return
     yield from _local_ops(graph, plan, partition)
-    problems = list(_local_tensors(plan, partition, tensors, boxes))
+    open_buffers = _OpenBuffers({}, _completed(partition))
+    problems = list(_local_tensors(plan, partition, tensors, boxes, open_buffers))
     yield from problems
     if any(_NO_SENSE in problem for problem in problems):
         return
-    yield from _in_place_receives(plan, partition)
+    yield from _in_place_receives(plan, partition, open_buffers.args.keys())
     yield from term_problems(graph, partition)
     yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
     if partition.submeshes > 1:
@@ -163,11 +165,11 @@ def _local_tensors(
     partition: Partition,
     tensors: Mapping[str, Tensor],
     boxes: Mapping[str, tuple[Box, ...]],
+    open_buffers: _OpenBuffers,
 ) -> Iterator[str]:
-    """Follow which region of a tensor of the graph each local tensor is."""
+    """Follow which region of a tensor of the graph each local tensor is; note open buffers."""
     local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
     regions: dict[str, _Region] = {}
-    open_buffers = _OpenBuffers({}, _completed(partition))
     for op in partition.ops:
         device = plan.placement.get(op.name, 0) % partition.mesh.size
         found = problem = None
@@ -286,8 +288,10 @@ def _continued(
     """
     shape, fill, rows = made
     (output,) = op.outputs
-    filled = sum(_volume([b - a for a, b in ends]) for _, ends in rows)
-    if output.name in open_buffers.completed and filled < _volume(shape):  # else it is overwritten
+    filled = sum(math.prod([b - a for a, b in ends]) for _, ends in rows)
+    if output.name in open_buffers.completed and filled < math.prod(
+        shape
+    ):  # else it is overwritten
         open_buffers.args[output.name] = made
         fill = 0.0 if fill is None else fill
     return _assembled(shape, fill, rows, local, regions)
@@ -319,14 +323,14 @@ def _assembled(
         is_inside = all(0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=True))
         if lengths != (local[name].shape or ()) or not is_inside:
             return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
-        filled += _volume(lengths)
+        filled += math.prod(lengths)
         place = regions.get(name)
         if place is None:
             origins.add((name, ()))
         else:
             low = zip(place.box, box, strict=True)
             origins.add((place.of, tuple([begin - a for (begin, _), (a, _) in low])))
-    needed = _volume(shape)
+    needed = math.prod(shape)
     if rows and fill is None and filled != needed:
         return f"its slices hold {filled} of {needed} elements"
     if len({of for of, _ in origins}) == 1 and len(origins) > 1:
@@ -337,14 +341,9 @@ def _assembled(
     return _Region(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
 
 
-def _volume(shape: Any) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
+def _in_place_receives(
+    plan: Plan, partition: Partition, incomplete: Iterable[str]
+) -> Iterator[str]:
     """Check that a join finds what it expects received in place, and nothing reads it before."""
     producer = {tensor.name: op for op in partition.ops for tensor in op.outputs}
     position = {name: i for row in plan.order for i, name in enumerate(row)}
@@ -367,10 +366,14 @@ def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
     for op, device in joins:
         for problem in _join_problems(op, device, received, producer):
             yield f"partition: op {op.name!r:.60}: {problem}"
-    buffers = {*received.values(), *(_arguments(op)[0]["tensor"] for op, _ in joins)}
+    buffers = {*received.values(), *incomplete}
     sent = {m.tensor for m in plan.messages}
     for name in sorted(buffers):
-        others = [op for op in consumers.get(name, []) if op.kind not in (JOIN, UPDATE)]
+        others = [
+            op
+            for op in consumers.get(name, [])
+            if op.kind not in (JOIN, UPDATE) or _arguments(op)[0] != {"tensor": name}
+        ]
         if others or name in sent:
             consumer = others[0].name if others else "a message"
             yield f"partition: {consumer!r:.60} reads {name!r:.60}, which is not complete"

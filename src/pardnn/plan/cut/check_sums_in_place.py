@@ -66,8 +66,7 @@ def _form_problem(
     if target is None or args[0] != {"tensor": target} or op.memory != "reference":
         return "it does not return its first argument"
     owner, term = owners.get(target), made[target].tensor
-    if owner is None:
-        return f"{target!r:.60} has no storage"
+    assert owner is not None, "a graph has no circles of aliases"
     if (term.shape, term.dtype, term.strides) != (result.shape, result.dtype, result.strides):
         return f"{target!r:.60} has another form than the sum"
     shape = term.shape or ()

@@ -22,24 +22,18 @@ from pardnn.plan.recompute import rewired
 def may_offload(graph: Graph) -> list[Op]:
     """Return the optimizer states that may live on the host, in the graph's order. O(ops).
 
-    A state that the step returns, or that shares its storage with another source, stays.
+    A state that the step returns stays.
     """
     owners = storage_owners(graph.ops)
-    shared = {owners[op.outputs[0].name] for op in graph.ops if op.is_source and _is_alias(op)}
     noted = {owners.get(name) for name in _strings(graph.step_notes)}
     read = {owners[name] for op in graph.ops for name in op.inputs}
-    stays = shared | noted
     return [
         op for op in graph.ops
-        if op.kind == "state" and op.memory == "residual" and not _is_alias(op)
+        if op.kind == "state" and op.memory == "residual"
         and op.outputs[0].shape and op.outputs[0].bytes
         and not (op.outputs[0].dtype or "host").startswith("host")
-        and op.outputs[0].name in read - stays
+        and op.outputs[0].name in read - noted
     ]  # fmt: skip
-
-
-def _is_alias(op: Op) -> bool:
-    return op.outputs[0].alias_of is not None
 
 
 def _strings(data: Any) -> Iterator[str]:

@@ -163,6 +163,14 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
         ),
         "'s@0' adds in place, but 'v@0' is not all of its storage",
     ),
+    "of unknown shape": (
+        lambda p: with_ops(p, g=formed(shape=None), s=formed(shape=None)),
+        "'g@0' has shape [], owned is [2, 4]",
+    ),
+    "no arguments": (
+        lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, arguments=None)),
+        "'s@0' adds in place, but it does not return its first argument",
+    ),
     "two results": (
         lambda p: with_ops(
             p, s=lambda op: dataclasses.replace(op, outputs=(*op.outputs, tensor("more")))

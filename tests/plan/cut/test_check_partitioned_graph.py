@@ -22,7 +22,9 @@ from pardnn.plan.partitioned_graph import (
     UPDATE,
     Partition,
     check_batch_is_read_only,
+    written_inputs,
 )
+from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -376,3 +378,28 @@ def test_a_step_that_writes_its_batch_is_not_cut() -> None:
     with pytest.raises(UnsupportedError, match="writes the batch tensor 'x'") as error:
         check_batch_is_read_only(build_graph("written", [weight, source]))
     assert error.value.code == "E823"
+    assert error.value.details == {"inputs": ["x"]}
+
+
+def test_of_what_is_written_the_batch_alone_is_read_by_the_caller() -> None:
+    ops = [
+        Op(name=name, kind=kind, outputs=(tensor(name, 4),), arguments=arguments)
+        for name, kind, arguments in (
+            ("x", "input", {"written": True}), ("y", "input", {"written": False}),
+            ("z", "input", None), ("b", "buffer", {"written": True}),
+            ("v", "input", {"written": True}),
+        )
+    ]  # fmt: skip
+    assert written_inputs(build_graph("written", ops)) == ["x", "v"]
+
+
+def test_pieces_come_before_what_is_cut_of_them() -> None:
+    """Of a batch that is in no pieces nothing else is said: what follows from it is no news."""
+    graph, plan = sharded()
+    assert plan.partition is not None
+    ops = tuple(op for op in graph.ops if op.name != "b")
+    wrong = Pieces(points=(0, 4), batch={"x": (0, 1)}, ops=ops)
+    plan = laid_out(dataclasses.replace(plan, pieces=wrong), "h", "Halved()")
+    assert plan_problems(graph, plan) == [
+        "pieces: [0, 4] are not the begins of two or more pieces, and an end"
+    ]
