@@ -38,21 +38,19 @@ NEAR_OPS = 32
 
 #: Multiples of a transfer's time that are left between its begin and its end; each is tried.
 LEADS = (1.0, 2.0)
-
 #: Times an estimate of a cut's seconds that its plan is taken to need at least: of GPT-2's 24 cuts
 #: on 4 and 8 devices, simulated seconds were 0.89 to 1.27 of the estimate.
 OPTIMISM = 0.8
-
 #: Local ops that a search partitions in all; some 4,000 take a second.
 MOST_WORK = 400_000
-
 #: Times the best plan's seconds, above which relays are not tried: they leave work as it is.
 RELAYING = 1.1
-
 #: Times the simulated makespan of direct fetches, up to which slices cross slow links once and are
 #: passed on: the simulator gives each pair of devices a link of its own, in machines groups of
 #: devices share one, so that what crosses it less often is faster there.
 RELAYED = 1.02
+#: Times its share of one device's peak that a device should need at most.
+ROOM = 1.15
 
 
 class ShardedPlan(NamedTuple):
@@ -338,7 +336,7 @@ def _overlapped(
 def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
     """Return the bytes that each device should need at most.
 
-    That is 1.15 times its fraction of the one-device peak, and twice the largest fetched region.
+    That is `ROOM` times its fraction of the one-device peak, and twice the largest fetched region.
 
     Args:
         graph: The graph.
@@ -350,7 +348,7 @@ def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
 
 
 def _goals(graph: Graph, mesh: Mesh, fetched: int) -> list[int]:
-    peak = 1.15 * one_device_peak(graph.arrays)
+    peak = ROOM * one_device_peak(graph.arrays)
     return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
 
 
