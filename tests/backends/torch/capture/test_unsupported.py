@@ -245,6 +245,23 @@ def test_samplers_that_reject_are_refused_where_they_stand(name):
     assert "test_unsupported.py" in error.details["source"]
 
 
+def test_hooks_that_no_parameter_lists_are_refused():
+    step, args = entry(models.classify_step)()
+    model, weight = args[0], next(args[0].parameters())
+    alive = model(args[2]).sum()  # a graph refers to the nodes, too
+    capture(step, *args)
+    node = weight.view_as(weight).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda gradients: (gradients[0] * 0.1,))
+    held = [node]
+    error = refused(step, args, "E801")
+    assert "register_post_accumulate_grad_hook" in error.message
+    assert error.details["tensor"] == f"model.{next(iter(dict(model.named_parameters())))}"
+    del node, held[:], alive
+    capture(step, *args)
+    torch.autograd.graph.register_multi_grad_hook([weight], lambda gradients: None)
+    refused(step, args, "E801")
+
+
 def with_gradients(is_reset_first):
     def step(model, optimizer, x):
         if is_reset_first:

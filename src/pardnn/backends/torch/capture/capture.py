@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.key_orders import note_orders
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
@@ -76,6 +74,7 @@ from pardnn.backends.torch.capture.source_updates import (
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
 from pardnn.backends.torch.capture.to_graph import Captured, graph_of
 from pardnn.backends.torch.capture.trace_checks import (
+    check_objects,
     check_same,
     check_same_numbers,
     check_shared_storage,
@@ -154,9 +153,7 @@ def capture_step(
     """
     arguments = list(args)
     original = walk_objects(step, arguments)
-    scripted = [e.name for e in original.stateful if isinstance(e.value, torch.jit.ScriptModule)]
-    if scripted:
-        raise unsupported.scripted(scripted[0])
+    check_objects(original)
     batch, recorders = batch_indices(args), Recorders(original, filled)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)

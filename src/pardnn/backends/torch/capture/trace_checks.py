@@ -14,8 +14,27 @@ from pardnn.backends.torch.capture.step_trace import (
     may_go_otherwise,
 )
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.parameter_guards import held_node
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import UsageError
+
+
+def check_objects(objects: ObjectGraph) -> None:
+    """Reject a step that reaches what no trace sees through.
+
+    Args:
+        objects: What it reaches.
+
+    Raises:
+        UnsupportedError: E801.
+    """
+    for entry in objects.stateful:
+        if isinstance(entry.value, torch.jit.ScriptModule):
+            raise unsupported.scripted(entry.name)
+    held = held_node((entry.name, entry.value) for entry in objects.tensors)
+    if held is not None:
+        raise unsupported.held_node(held)
 
 
 def check_trains(trace: StepTrace) -> None:
