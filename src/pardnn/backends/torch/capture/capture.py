@@ -79,6 +79,7 @@ from pardnn.backends.torch.capture.trace_checks import (
     check_same_numbers,
     check_shared_storage,
     check_trains,
+    of_search,
     shared_sources,
 )
 from pardnn.backends.torch.capture.trace_ir import Call
@@ -164,9 +165,9 @@ def capture_step(
     ):  # fmt: skip
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
-        except PardnnError:
+        except PardnnError as error:
             traces.caches += [cache for cache, _ in caches_with_fakes(mode)]
-            raise
+            raise of_search(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.clear_caches()
             restore(original.contents)
