@@ -174,9 +174,7 @@ class Guards:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
         elif isinstance(value, torch.amp.GradScaler):
-            own = value.__dict__  # `set_growth_interval`; its tensors are sources
-            plain = [key for key, item in own.items() if isinstance(item, VALUES)]
-            self._guards.append(ItemGuard(path, own, plain))
+            self._scaler(path, value.__dict__)
         elif isinstance(value, _BOUND):
             return
         elif isinstance(value, torch.nn.Module):
@@ -251,6 +249,11 @@ class Guards:
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)
+
+    def _scaler(self, path: str, own: dict[str, Any]) -> None:
+        """Guard the settings of a `GradScaler`; its tensors are sources."""
+        plain = [key for key, item in own.items() if isinstance(item, VALUES)]
+        self._guards.append(ItemGuard(path, own, plain))
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]
