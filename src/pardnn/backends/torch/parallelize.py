@@ -16,7 +16,7 @@ from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.pending_loss import settle_loss
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
-from pardnn.backends.torch.deferred_init.deferred import recording_of
+from pardnn.backends.torch.deferred_init.deferred import recording_for, recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.ops.host_allocator import pin_allocator
 from pardnn.backends.torch.profile.rank_links import ThisCluster
@@ -352,6 +352,8 @@ def parallelize(
         recording = recording_of(step, args)
         make = Maker(state, step, history, plan, decide, recording is not None, prove=prove)
         first = make(state.next_number(), args, ())
+        read = {op.name for op in first.executor.program.whole.ops}
+        recording = recording_for(read, recording, step, args)
         limits = is_limited and not state.is_limited
         if limits:
             pin_allocator()

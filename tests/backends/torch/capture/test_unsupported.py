@@ -245,6 +245,39 @@ def test_samplers_that_reject_are_refused_where_they_stand(name):
     assert "test_unsupported.py" in error.details["source"]
 
 
+def test_an_optimizer_that_searches_is_named():
+    def step(model, optimizer, x, y):
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    model, _, x, y = small(ADAM)[1]
+    error = refused(step, (model, torch.optim.LBFGS(model.parameters()), x, y), "E802")
+    assert "torch.optim.LBFGS runs its closure (tests/" in error.message
+    assert "float" not in error.message
+
+
+def test_hooks_that_no_parameter_lists_are_refused():
+    step, args = entry(models.classify_step)()
+    model, weight = args[0], next(args[0].parameters())
+    alive = model(args[2]).sum()  # a graph refers to the nodes, too
+    capture(step, *args)
+    node = weight.view_as(weight).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda gradients: (gradients[0] * 0.1,))
+    held = [node]
+    error = refused(step, args, "E801")
+    assert "register_post_accumulate_grad_hook" in error.message
+    assert error.details["tensor"] == f"model.{next(iter(dict(model.named_parameters())))}"
+    del node, held[:], alive
+    capture(step, *args)
+    torch.autograd.graph.register_multi_grad_hook([weight], lambda gradients: None)
+    refused(step, args, "E801")
+
+
 def with_gradients(is_reset_first):
     def step(model, optimizer, x):
         if is_reset_first:

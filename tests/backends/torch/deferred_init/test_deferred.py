@@ -15,6 +15,7 @@ from pardnn.errors import MismatchError, PardnnError, UnsupportedError
 from tests.backends.torch.models import NormNet
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import assert_leaves_as_eager
 
 
 def step(model: Any, optimizer: Any, x: Any) -> Any:
@@ -150,9 +151,53 @@ def test_a_module_that_cannot_initialise_itself_is_named() -> None:
         model = Scaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UnsupportedError, match=r"'model\.scale'.*Scaled.*") as caught:
-        parallelize(step, model, optimizer, torch.randn(2, 6), decide=lambda g, k: None)  # type: ignore[arg-type,return-value]
+        parallelize(
+            step, model, optimizer, torch.randn(2, 6), device="cpu",
+            decide=lambda graph, size, _: random_plan(graph, size),
+        )  # fmt: skip
     assert caught.value.code == "E820"
     assert "with pardnn.deferred():" in caught.value.message
+
+
+class Shifted(nn.Module):
+    """Has a parameter and a buffer that no `reset_parameters` gives values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(6, 3), nn.Dropout(0.4)
+        self.shift = nn.Parameter(torch.zeros(3))
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.linear(x)) * self.scale + self.shift
+
+
+def test_a_template_on_the_meta_device_draws_nothing_and_stays_there() -> None:
+    """As torch's tutorial of ensembles has it; dropout shows where the generator is."""
+    templates = []
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        models = [Shifted() for _ in range(2)]
+        parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+        template = Shifted().to("meta")
+        templates.append(template)
+
+        def step(optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            def one(*own: Any) -> torch.Tensor:
+                return torch.func.functional_call(template, own, (x,))
+
+            loss = torch.func.vmap(one, randomness="different")(parameters, buffers).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        optimizer = torch.optim.SGD(list(parameters.values()), lr=0.1)
+        return step, (optimizer, torch.randn(4, 6)), [parameters, torch.get_rng_state]
+
+    assert_leaves_as_eager(make)
+    assert all(x.is_meta for x in (*templates[1].parameters(), *templates[1].buffers()))
 
 
 def test_two_blocks_are_refused() -> None:

@@ -109,3 +109,14 @@ def test_functions_that_refer_to_themselves() -> None:
         return recursive(found, wanted, n - 1) * 2 if n else F.mse_loss(found, wanted)
 
     assert captures(lambda i: recursive) == 1
+
+
+def test_another_object_of_which_the_step_sets_a_number_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def setting(found: torch.Tensor, wanted: torch.Tensor, given: Scaled) -> torch.Tensor:
+        given.scale = 3.0
+        return given.loss(found, wanted)
+
+    assert captures(lambda i: Scaled(1.0 + i), setting, steps=1) == 2
+    assert caplog.text.rstrip().endswith("'given' is 'another object', but was 'that of capture'")

@@ -319,6 +319,13 @@ def test_a_new_attribute_counts_where_it_is_named(value: Any) -> None:
     assert guards.changes({1: args[1]}) == []
 
 
+def hook_on_node(model: Any) -> None:
+    """As a reducer of gradients does; the node lives on where it is held."""
+    weight = model.linear.weight
+    model.note = weight.view_as(weight).grad_fn.next_functions[0][0]
+    model.note.register_prehook(lambda gradients: gradients)
+
+
 #: What is called at a step without being named by it.
 HOOKS: dict[str, Callable[[Any], Any]] = {
     "model.linear._forward_hooks": lambda o: o.model.linear.register_forward_hook(lambda *a: None),
@@ -327,6 +334,7 @@ HOOKS: dict[str, Callable[[Any], Any]] = {
         o.model.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
     ),
     "model.linear.weight._backward_hooks": lambda o: o.model.linear.weight.register_hook(abs),
+    "hooks on the gradient of model.linear.weight": lambda o: hook_on_node(o.model),
     "optimizer._optimizer_step_pre_hooks": lambda o: o.optimizer.register_step_pre_hook(
         lambda *a: None
     ),

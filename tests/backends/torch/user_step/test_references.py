@@ -192,3 +192,67 @@ def test_modes_around_a_call_are_seen(around: Callable[[], Any]) -> None:
     assert calls(fast, args[2:]) == expected
     assert fast.captures == 2
     fast.close()
+
+
+SCALE = {"forward": 1.0, "backward": 1.0}
+
+
+@torch.library.custom_op("pardnn_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE["forward"]
+
+
+def scaled_backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * SCALE["backward"]
+
+
+scaled.register_fake(torch.empty_like)
+scaled.register_autograd(scaled_backward)
+
+
+@pytest.mark.parametrize(
+    "weigh", [lambda x: scaled(x) * 2, lambda x: torch.ops.pardnn_tests.scaled(x) * 2]
+)
+@pytest.mark.parametrize("key", SCALE)
+def test_what_a_custom_op_reads_may_change(weigh: Callable[[Any], Any], key: str) -> None:
+    try:
+        assert_follows(weigh, lambda i: SCALE.update({key: 1.0 + i // 2}))
+    finally:
+        SCALE.update(forward=1.0, backward=1.0)
+
+
+SETTINGS_OF_A_SCALER: dict[str, Callable[[Any], Any]] = {
+    "enabled": lambda scaler: setattr(scaler, "_enabled", False),
+    "growth factor": lambda scaler: scaler.set_growth_factor(3.0),
+    "growth interval": lambda scaler: scaler.set_growth_interval(1),
+    "backoff factor": lambda scaler: scaler.load_state_dict(
+        scaler.state_dict() | {"backoff_factor": 0.25}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS_OF_A_SCALER)
+def test_settings_of_a_gradient_scaler_may_change(name: str) -> None:
+    def make() -> Any:
+        scaler = torch.amp.GradScaler("cpu", init_scale=7.0, growth_interval=2)  # pyright: ignore[reportPrivateImportUsage]
+        _, (model, optimizer, x, y), held = weighed(lambda x: x)
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any, scaler: Any) -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        left = lambda: [held, scaler._scale, scaler._growth_tracker]  # noqa: E731
+        return step, (model, optimizer, x, y, scaler), left
+
+    def between(i: int, args: Any) -> None:
+        if i == 2:
+            SETTINGS_OF_A_SCALER[name](args[4])
+
+    def given(i: int) -> dict[int, Any]:
+        return {2: torch.full((4, 5), float("inf"))} if i == 3 else {}
+
+    assert_leaves_as_eager(make, 6, given, between=between)

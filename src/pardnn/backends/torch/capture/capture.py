@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.key_orders import note_orders
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
@@ -76,10 +74,12 @@ from pardnn.backends.torch.capture.source_updates import (
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
 from pardnn.backends.torch.capture.to_graph import Captured, graph_of
 from pardnn.backends.torch.capture.trace_checks import (
+    check_objects,
     check_same,
     check_same_numbers,
     check_shared_storage,
     check_trains,
+    of_search,
     shared_sources,
 )
 from pardnn.backends.torch.capture.trace_ir import Call
@@ -154,9 +154,7 @@ def capture_step(
     """
     arguments = list(args)
     original = walk_objects(step, arguments)
-    scripted = [e.name for e in original.stateful if isinstance(e.value, torch.jit.ScriptModule)]
-    if scripted:
-        raise unsupported.scripted(scripted[0])
+    check_objects(original)
     batch, recorders = batch_indices(args), Recorders(original, filled)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)
@@ -167,9 +165,9 @@ def capture_step(
     ):  # fmt: skip
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
-        except PardnnError:
+        except PardnnError as error:
             traces.caches += [cache for cache, _ in caches_with_fakes(mode)]
-            raise
+            raise of_search(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.clear_caches()
             restore(original.contents)

@@ -14,7 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sources import Source, WholeOf, WholeTensor
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    WholeOf,
+    WholeTensor,
+    is_on_meta,
+    mark_on_meta,
+)
 from pardnn.errors import UnsupportedError
 
 
@@ -66,6 +72,8 @@ def placeholder(
     for key, value in tensor.__dict__.items():
         if key not in own and not key.startswith("_pardnn"):
             own[key] = value
+    if is_on_meta(tensor):
+        mark_on_meta(fake)
     _copy_hooks(tensor, fake)
     return fake
 

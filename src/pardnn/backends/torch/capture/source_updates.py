@@ -31,7 +31,7 @@ from pardnn.backends.torch.capture.to_graph import (
 )
 from pardnn.backends.torch.capture.trace_checks import check_item_reads
 from pardnn.backends.torch.capture.trace_ir import Call, Value
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph
 
 
@@ -172,6 +172,16 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
     return found
 
 
+def _templates(trace: StepTrace) -> set[str]:
+    """Return the sources on the meta device, if a trace reads none of them.
+
+    They are no model's that is yet to be initialised: `functional_call` gives it other tensors.
+    """
+    found = {name for name, source in trace.sources.items() if is_on_meta(source.get())}
+    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    return set() if any(trace.values[name].storage in read for name in found) else found
+
+
 def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
     """Return the gradients from before the first step that it reads, and no later step finds."""
     return [name for name in gradients_read(first) if name not in trace.sources]
@@ -200,9 +210,11 @@ def ordered_live_calls(
             assert value.call.arguments is not None
             value.call.arguments["guard"] = guard
             guarded.append(value.call)
+    left_out = _templates(trace)
     always = [
         trace.values[n].call
         for n, s in trace.sources.items()
+        if n not in left_out
         if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
         and is_registered(s))
     ]  # fmt: skip

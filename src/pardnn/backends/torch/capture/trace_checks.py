@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Collection, Sequence
 
 import torch
@@ -14,8 +16,48 @@ from pardnn.backends.torch.capture.step_trace import (
     may_go_otherwise,
 )
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.parameter_guards import held_node
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
-from pardnn.errors import UsageError
+from pardnn.errors import PardnnError, UnsupportedError, UsageError
+
+_SEARCHING = sys.modules[torch.optim.LBFGS.__module__].__file__
+
+
+def check_objects(objects: ObjectGraph) -> None:
+    """Reject a step that reaches what no trace sees through.
+
+    Args:
+        objects: What it reaches.
+
+    Raises:
+        UnsupportedError: E801.
+    """
+    for entry in objects.stateful:
+        if isinstance(entry.value, torch.jit.ScriptModule):
+            raise unsupported.scripted(entry.name)
+    held = held_node((entry.name, entry.value) for entry in objects.tensors)
+    if held is not None:
+        raise unsupported.held_node(held)
+
+
+def of_search(error: PardnnError) -> PardnnError:
+    """Return E802 of an optimizer that searches where that has raised an error, and others as is.
+
+    Args:
+        error: Of a trace; its words are of what `LBFGS` itself reads, which nobody can rewrite.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    if all(frame.f_code.co_filename != _SEARCHING for frame, _ in frames) or error.code != "E802":
+        return error
+    where = error.details.get("source")
+    return UnsupportedError(
+        f"torch.optim.LBFGS runs its closure{unsupported.at(where)} as often as its losses\n"
+        "ask for, which only a run knows: one graph must hold for every step.\n"
+        "Take an optimizer that updates once a step, such as Adam or Muon.",
+        code="E802",
+        details=error.details,
+    )
 
 
 def check_trains(trace: StepTrace) -> None:

@@ -3,13 +3,14 @@
 Under `deferred` a script builds its model as always; what would have been computed is recorded, and
 `parallelize` replays on each rank what its shards depend on. A model that was built on the meta
 device has lost how it is initialised, so its modules are asked: `reset_parameters` of each, in the
-order of `modules()`, as one device would after `to_empty`.
+order of `modules()`, as one device would after `to_empty`. Not so where the step reads none of its
+tensors: `torch.func`'s ensembles keep a model on the meta device only to call it with other ones.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,12 @@ from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init.initialise import recorded, replay
 from pardnn.backends.torch.deferred_init.recording import Recording
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
-from pardnn.backends.torch.user_step.sources import Source, batch_indices, sources_of
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    batch_indices,
+    mark_on_meta,
+    sources_of,
+)
 from pardnn.errors import UnsupportedError, shown
 
 
@@ -51,8 +57,7 @@ def recording_of(step: Callable[..., Any], args: Sequence[Any]) -> Recording | N
         None, if all tensors have data.
 
     Raises:
-        UnsupportedError: E801, if models were built under several `deferred` blocks; E820, if a
-            module on the meta device cannot initialise itself.
+        UnsupportedError: E801, if models were built under several `deferred` blocks.
     """
     objects = walk_objects(step, list(args))
     found = [_recording(entry.value) for entry in objects.tensors]
@@ -91,14 +96,46 @@ def _recorded_meta(objects: ObjectGraph, meta: Sequence[Source]) -> Recording:
     with recorded(recording):
         for source in meta:
             old = source.get()
+            recording.on_meta.append((source.name, source.set, old))
             source.set(torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cpu"))
+            mark_on_meta(source.get())
         for module in dict.fromkeys(module for root in roots for module in root.modules()):
             reset = getattr(module, "reset_parameters", None)
             if callable(reset) and any(_is_fake(tensor) for tensor in _own_tensors(module)):
                 reset()
-    _check_initialised(recording, meta, roots)
-    replay(recording, [])
     recording.fake_mode.pardnn_recording = recording  # type: ignore[attr-defined]
+    return recording
+
+
+def recording_for(
+    read: Collection[str],
+    recording: Recording | None,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+) -> Recording | None:
+    """Return the recording, if a graph needs it; the user gets unread meta tensors back.
+
+    Args:
+        read: Names of the sources of the graph.
+        recording: Of `recording_of`, with the same step and arguments.
+        step: The user's step.
+        args: Its arguments.
+
+    Raises:
+        UnsupportedError: E820, if a module on the meta device cannot initialise itself.
+    """
+    if recording is None or not recording.on_meta:
+        return recording
+    names = {name for name, *_ in recording.on_meta}
+    if names.isdisjoint(read):
+        for _, put, old in recording.on_meta:
+            put(old)
+        return None
+    objects = walk_objects(step, list(args))
+    sources = sources_of(objects, batch_indices(args))
+    roots = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
+    _check_initialised(recording, [source for source in sources if source.name in names], roots)
+    replay(recording, [])  # moves the generators past what was drawn
     return recording
 
 

@@ -112,6 +112,8 @@ class Recording:
         kept: The storages themselves, fake and real.
         fallback: Why the factory was built on the host instead of recorded; empty if recorded.
         fallback_bytes: Bytes that building on the host took at its peak.
+        on_meta: Of a model on the meta device, each tensor's name, how one is put in its place,
+            and the tensor itself.
     """
 
     fake_mode: FakeTensorMode
@@ -123,6 +125,9 @@ class Recording:
     kept: list[torch.UntypedStorage] = field(default_factory=list)
     fallback: str = ""
     fallback_bytes: int = 0
+    on_meta: list[tuple[str, Callable[[torch.Tensor], None], torch.Tensor]] = field(
+        default_factory=list
+    )
 
 
 def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int = -1) -> int:

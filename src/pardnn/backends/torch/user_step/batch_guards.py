@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.item_guards import ABSENT, VALUES, Change, differ, holding
+from pardnn.backends.torch.user_step.item_guards import (
+    ABSENT,
+    VALUES,
+    Change,
+    Held,
+    differ,
+    holding,
+)
 from pardnn.backends.torch.user_step.object_graph import dotted
 from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
 from pardnn.backends.torch.user_step.used_names import UsedNames
@@ -70,8 +77,15 @@ class BatchGuards:
 
     def _changes(self, index: int, value: Any) -> Iterator[Change]:
         then, now = self._then[index], self._values(self._names[index], value)
+        others: list[str] = []
         for name in dict.fromkeys([*then, *now]):
-            if differ(now.get(name, ABSENT), then.get(name, ABSENT)):
+            if name not in now and isinstance(then[name], Held):
+                # Nothing of a new object is written yet, so its numbers are no news.
+                others.append(f"{name}.")
+                yield Change(name, "that of capture", "another object")
+            elif name not in then and name.startswith(tuple(others)):
+                continue
+            elif differ(now.get(name, ABSENT), then.get(name, ABSENT)):
                 yield Change(name, then.get(name), now.get(name))
 
     def _values(self, name: str, value: Any) -> dict[str, Any]:

@@ -66,7 +66,6 @@ _BOUND = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
     torch.optim.lr_scheduler.ReduceLROnPlateau,
-    torch.amp.GradScaler,
 )
 #: Functions that run at a step without being named by it.
 _HOOK_TABLES = frozenset({
@@ -174,6 +173,8 @@ class Guards:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
+        elif isinstance(value, torch.amp.GradScaler):
+            self._scaler(path, value.__dict__)
         elif isinstance(value, _BOUND):
             return
         elif isinstance(value, torch.nn.Module):
@@ -248,6 +249,11 @@ class Guards:
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)
+
+    def _scaler(self, path: str, own: dict[str, Any]) -> None:
+        """Guard the settings of a `GradScaler`; its tensors are sources."""
+        plain = [key for key, item in own.items() if isinstance(item, VALUES)]
+        self._guards.append(ItemGuard(path, own, plain))
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]

@@ -117,7 +117,7 @@ class ItemGuard:
         )
 
 
-class _Held:
+class Held:
     """A value of which only matters which object it is."""
 
     __slots__ = ("value",)
@@ -129,9 +129,9 @@ class _Held:
         return f"a {type(self.value).__name__} of its own"
 
 
-def holding(value: Any) -> _Held:
+def holding(value: Any) -> Held:
     """Return an object, to be compared by identity alone."""
-    return _Held(value)
+    return Held(value)
 
 
 def _item_name(name: str, key: Any) -> str:
@@ -159,7 +159,7 @@ def differ(now: Any, then: Any) -> bool:
         return len(now) != len(then) or any(map(differ, now, then))
     if isinstance(then, dict):
         return list(now) != list(then) or any(differ(now[key], then[key]) for key in then)
-    if isinstance(then, _Held):
+    if isinstance(then, Held):
         return now.value is not then.value
     if isinstance(then, VALUES):
         return bool(now != then) and not (now != now and then != then)
@@ -203,7 +203,7 @@ class AttributeGuards:
         held = zip(self._names, self._then, values, strict=True)
         for (name, is_same, place), then, now in held:
             if then is not now and is_same:
-                found.append(Change(name, _Held(then), _Held(now)))
+                found.append(Change(name, Held(then), Held(now)))
             elif differ(now, then):
                 found.append(Change(name, then, now, place))
         return found

@@ -15,12 +15,16 @@ Complexity: O(parameters) a call.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
+import sys
+import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from pardnn.backends.torch.user_step.item_guards import Change, ItemGuard
@@ -28,6 +32,8 @@ from pardnn.backends.torch.user_step.object_graph import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+#: References to a node that nobody else holds, as `sys.getrefcount` counts them.
+_UNSHARED = 2
 #: What is compared of each parameter; descriptors in C.
 _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", *_HOOKS)
@@ -59,6 +65,8 @@ class ParameterGuards:
         if RemovableHandle.next_id != self._num_hooks:
             num_hooks = RemovableHandle.next_id
             hooks = [change for key in _HOOKS for change in self._changes(key)]
+            if (name := held_node(zip(self._names, self._tensors, strict=True))) is not None:
+                hooks.append(Change(f"hooks on the gradient of {name}", "none", "some"))
             if not hooks:
                 self._num_hooks = num_hooks
             found += hooks
@@ -79,6 +87,30 @@ class ParameterGuards:
 def hook_tables(parameter: torch.Tensor) -> dict[str, Any]:
     """Return what holds the hooks of a parameter, by attribute."""
     return {key: _READ[key](parameter) for key in _HOOKS}
+
+
+def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """Return the name of a leaf of which Python holds the node that adds up its gradient.
+
+    torch tells nobody the hooks of a node, and frees a node that only its leaf refers to: whoever
+    has put a hook on one holds it, in an object or a closure; a local variable is not seen. 20 us a
+    leaf, and a pass over all objects where a node is held, which graphs that are alive do, too.
+
+    Args:
+        named: Leaves, and other tensors, with their names.
+    """
+    names, nodes = {}, []
+    for name, tensor in named:
+        if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, FakeTensor):
+            with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+                node = tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            if sys.getrefcount(node) > _UNSHARED:
+                nodes.append(node)
+                names.setdefault(id(node), name)
+    holders = gc.get_referrers(*nodes) if nodes else ()
+    others = (h for h in holders if h is not nodes and not isinstance(h, types.FrameType))
+    held = (each for holder in others for each in gc.get_referents(holder))
+    return next((names[id(each)] for each in held if id(each) in names), None)
 
 
 def _short_text(value: Any) -> Any:

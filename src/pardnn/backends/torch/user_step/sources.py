@@ -75,6 +75,16 @@ class Source:
             slot.set(value)
 
 
+def mark_on_meta(tensor: Any) -> None:
+    """Let `is_on_meta` tell of a tensor that it stands in for one on the meta device."""
+    tensor._pardnn_on_meta = True
+
+
+def is_on_meta(tensor: Any) -> bool:
+    """Whether a tensor is on the meta device: without data, and without a record of it."""
+    return isinstance(tensor, torch.Tensor) and getattr(tensor, "_pardnn_on_meta", tensor.is_meta)
+
+
 def _adopts(old: Any, value: Any) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
         return False

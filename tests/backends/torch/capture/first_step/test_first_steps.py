@@ -302,3 +302,15 @@ def cumulative() -> models.Entry:
 
 def test_batch_norm_averages_over_all_batches() -> None:
     assert_equal(cumulative)
+
+
+def test_views_of_known_numbers_that_were_expanded() -> None:
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        spread = torch.eye(3)[:, None].expand(3, 4, 3).contiguous().view(12, 3)
+        loss = torch.nn.functional.cross_entropy(model(x), y) + spread.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    test_capture_equal.assert_equal(lambda: (step, small(SGD)[1]))

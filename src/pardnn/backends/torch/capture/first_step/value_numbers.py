@@ -158,7 +158,9 @@ class NumberedTrace:
         shape, strides, offset, dtype = value.geometry
         if known is not None and whole == _contiguous(known) and dtype == known.dtype:
             with _disable_current_modes():
-                return self._numbering.of_known(known.as_strided(shape, strides, offset))
+                return self._numbering.of_known(
+                    known.contiguous().as_strided(shape, strides, offset)
+                )
         return self._numbering.of("view", content, value.geometry, whole)
 
     def _scalar(self, value: Value) -> Any:

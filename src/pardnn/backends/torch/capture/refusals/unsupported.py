@@ -170,6 +170,17 @@ def scripted(name: str) -> UnsupportedError:
     )
 
 
+def held_node(name: str) -> UnsupportedError:
+    """Return E801: the node that adds up a gradient, whose hooks nothing lists."""
+    return UnsupportedError(
+        f"something holds the node that adds up the gradient of {name!r}, for a hook on it, as\n"
+        "register_multi_grad_hook does: what cannot be seen would be left out.\n"
+        "Use tensor.register_hook or tensor.register_post_accumulate_grad_hook; within the step,\n"
+        "register_multi_grad_hook is followed.",
+        details={"tensor": name},
+    )
+
+
 def sparse(where: str | None) -> UnsupportedError:
     """Return E803: a sparse tensor, whose content decides its size."""
     return error_at(
