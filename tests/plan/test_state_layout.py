@@ -84,6 +84,10 @@ def test_what_a_step_returns_is_somewhere() -> None:
         KeptShard(0, "y@0", ((0, 10),)), KeptShard(1, "y@1", ((10, 20),)),
     )  # fmt: skip
     assert plan.partition is not None
+    replicas = dataclasses.replace(plan.partition, sharding={"y": ("Replicate()",)})
+    assert kept_shards(y, y.outputs[0], dataclasses.replace(plan, partition=replicas)) == (
+        KeptShard(0, "y@0", None), KeptShard(1, "y@1", None),
+    )  # fmt: skip
     wrong = dataclasses.replace(plan.partition, sharding={"y": ("Halved()",)})
     with pytest.raises(InvalidPlanError, match="'y' has no layout on the mesh"):
         kept_shards(y, y.outputs[0], dataclasses.replace(plan, partition=wrong))

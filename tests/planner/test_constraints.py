@@ -202,3 +202,8 @@ def test_few_of_many_constraints_are_told(one: set[int], other: set[int]) -> Non
         without = [kept for kept in rest if kept is not each]
         rest = without if fails(without) else rest
     assert list(found) == rest
+
+
+def test_a_file_of_constraints_says_what_was_demanded_alone() -> None:
+    found = constraint_to_dict(pardnn.pin("op:x", 1))
+    assert found == {"kind": "pin", "what": ["op:x"], "devices": [1]}

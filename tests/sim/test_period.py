@@ -19,7 +19,7 @@ from pardnn.planner.problem import Problem
 from pardnn.sim import period as period_module
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import machine_of
-from pardnn.sim.period import period
+from pardnn.sim.period import busiest_seconds, period
 from testbed.hand_graphs import pipeline, pipeline_cluster
 from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.reference.period import unrolled, unrolled_machine
@@ -126,6 +126,13 @@ def test_a_device_ends_its_step_when_all_that_it_sends_has_left() -> None:
     machine = machine_of(graph_costs(graph), pipeline_cluster(2, None, latency=3.0))
     plan = free_plan(graph.arrays, 2, np.arange(2), np.arange(2))
     assert period(graph.arrays, machine, plan)[:2] == (6.0, 3.0)
+
+
+def test_links_that_carry_transfers_side_by_side_bound_no_period() -> None:
+    graph = build_graph("sends", [op("a", 3.0), op("b", 1.0, "a")])
+    machine = machine_of(graph_costs(graph), pipeline_cluster(2, None, latency=7.0))
+    plan = free_plan(graph.arrays, 2, np.arange(2), np.arange(2))
+    assert busiest_seconds(graph.arrays, machine, plan) == 3.0
 
 
 def test_a_device_that_nothing_waits_for_is_one_step_ahead_at_most() -> None:
