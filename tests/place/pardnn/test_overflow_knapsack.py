@@ -177,6 +177,7 @@ def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> N
         begin[first : ptr[d + 1]].sort()
     columns = [begin, begin + rng.integers(0, 4, total), *hole.T, rng.integers(0, 9, (2, total))]
     term = np.column_stack([*columns[:4], columns[4][0], columns[4][1] + 1])
+    added = getattr(_add_potentials, "py_func", _add_potentials)  # helpers have no wrapper
     until = np.maximum.reduceat(term[:, 1], np.arange(0, total, BLOCK))
     for d in range(len(counts)):
         for at in range(16):
@@ -185,7 +186,7 @@ def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> N
                 if a <= at <= b and not c <= at <= e:
                     expected[unit] = expected.get(unit, 0) + size
             potential, touched = np.zeros((2, 9), dtype=np.int64)
-            count = _add_potentials(MemoryPotential(ptr, term, until), d, at, potential, touched)
+            count = added(MemoryPotential(ptr, term, until), d, at, potential, touched)
             assert touched[:count].tolist() == list(expected)
             assert {int(u): int(potential[u]) for u in touched[:count]} == expected
 
