@@ -8,6 +8,7 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.jit import kernel
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.pardnn.memory_potential import BLOCK, MemoryPotential, memory_potential_of
 from pardnn.place.pardnn.memory_tracking import memory_profile_of
@@ -167,6 +168,13 @@ def test_a_pass_with_few_tries_and_little_patience_is_that_of_the_twin() -> None
     assert min(outcomes.count(each) for each in ("fits", "fails", "stale")) > 3
 
 
+@kernel
+def _add(
+    terms: MemoryPotential, d: int, at: int, potential: np.ndarray, touched: np.ndarray
+) -> int:
+    return _add_potentials(terms, d, at, potential, touched)
+
+
 @pytest.mark.parametrize("counts", [(BLOCK, 0), (1, BLOCK - 1), (70, 0, 3 * BLOCK - 5), (0, 140)])
 def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> None:
     """Terms of devices begin within blocks; some have a hole, and many have ended."""
@@ -177,7 +185,6 @@ def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> N
         begin[first : ptr[d + 1]].sort()
     columns = [begin, begin + rng.integers(0, 4, total), *hole.T, rng.integers(0, 9, (2, total))]
     term = np.column_stack([*columns[:4], columns[4][0], columns[4][1] + 1])
-    added = getattr(_add_potentials, "py_func", _add_potentials)  # helpers have no wrapper
     until = np.maximum.reduceat(term[:, 1], np.arange(0, total, BLOCK))
     for d in range(len(counts)):
         for at in range(16):
@@ -186,7 +193,7 @@ def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> N
                 if a <= at <= b and not c <= at <= e:
                     expected[unit] = expected.get(unit, 0) + size
             potential, touched = np.zeros((2, 9), dtype=np.int64)
-            count = added(MemoryPotential(ptr, term, until), d, at, potential, touched)
+            count = _add(MemoryPotential(ptr, term, until), d, at, potential, touched)
             assert touched[:count].tolist() == list(expected)
             assert {int(u): int(potential[u]) for u in touched[:count]} == expected
 
