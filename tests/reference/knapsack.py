@@ -27,7 +27,7 @@ class Knapsack:
         producer = {t.name: (number[op.name], t.bytes) for op in graph.ops for t in op.outputs}
         #: From op, to op, bytes: one for each input.
         self.edges = [(*producer[name], number[op.name]) for op in graph.ops for name in op.inputs]
-        self.patience = len(problem.runs)
+        self.patience, self.tries = len(problem.runs), len(capacity)
 
     def live(self) -> np.ndarray:
         """Bytes of each device at each position."""
@@ -118,11 +118,19 @@ class Knapsack:
         return progress
 
     def move(self, unit: int, d: int, at: int) -> bool:
-        """Move a unit where it communicates most, of where that helps and no limit is passed."""
+        """Move a unit where it communicates most, of where that helps and no limit is passed.
+
+        The last try is where most room is.
+        """
         live, before = self.live(), self.place.copy()
         peaks, comm = live.max(axis=1), self.communication(unit)
         targets = [q for q in range(len(comm)) if q != d and self.problem.runs[unit, q]]
-        for q in sorted(targets, key=lambda q: (-comm[q], peaks[q] - self.capacity[q], q)):
+        for left in range(self.tries, 0, -1):
+            if not targets:
+                return False
+            room = {q: peaks[q] - self.capacity[q] for q in targets}
+            q = min(targets, key=lambda q: ((-comm[q]) * (left > 1), room[q], q))
+            targets.remove(q)
             self.place[self.unit == unit] = q
             now = self.live()
             within = (now.max(axis=1) <= np.maximum(self.capacity, peaks)).all()

@@ -231,8 +231,9 @@ def swapped(
     """Devices of clusters after swaps of secondaries, each gain computed from the definitions.
 
     `spans` has the first level of each cluster and the one after its last, `levels_of` the level of
-    each op. Every device can run everything, and all are alike in speed.
+    each op.
     """
+    seconds = machine.seconds[machine.device_class]
     producer = {t.name: (of[i], t.bytes) for i, op in enumerate(graph.ops) for t in op.outputs}
     readers: dict[str, set[int]] = {name: set() for name in producer}
     for i, op in enumerate(graph.ops):
@@ -254,11 +255,14 @@ def swapped(
     def work(d: int, c: int, of_cluster: int | None = None) -> float:
         begin, end = spans[c]
         return sum(
-            machine.seconds[0, i]
+            float(seconds[d, i])
             for i in range(len(of))
             if begin <= levels_of[i] < end
             and (of[i] == of_cluster if of_cluster is not None else device[of[i]] == d)
         )
+
+    def runs(c: int, d: int) -> bool:
+        return all(np.isfinite(seconds[d, i]) for i in range(len(of)) if of[i] == c)
 
     secondaries = sorted(range(num_primaries, len(spans)), key=lambda c: (spans[c][0], c))
     done: set[int] = set()
@@ -272,9 +276,11 @@ def swapped(
         best, largest = -1, 0.0
         for other in inside[:8] if c not in done else []:
             q = device[other]
-            mine, theirs = work(0, c, c), work(0, other, other)
+            if not runs(c, q) or not runs(other, p):
+                continue
+            left = work(p, c) - work(p, c, c) + work(p, other, other)
             gain = max(work(p, c), work(q, c))
-            gain -= max(work(p, c) - mine + theirs, work(q, c) - theirs + mine)
+            gain -= max(left, work(q, c) - work(q, other, other) + work(q, c, c))
             before = cost(c, p) - cost(c, q)
             device[c] = q
             before += cost(other, q) - cost(other, p)

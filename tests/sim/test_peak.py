@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.jit import kernel
 from pardnn.plan.memory import memory_profiles, peak_bytes
-from pardnn.plan.plan import Message, Plan, plan_arrays
-from pardnn.sim.peak import live_bytes, one_device_peak, op_needs, peaks
+from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays
+from pardnn.sim.peak import (
+    live_bytes,
+    messages_by_tensor,
+    one_device_peak,
+    op_needs,
+    peaks,
+    received,
+)
 from tests.place.machines import cluster_of, clusters, machine_for, random_place, schedule
 from tests.plan.test_memory import exchange
 from tests.plan.test_memory import op as op_of
@@ -25,6 +33,32 @@ def test_peaks_are_those_of_the_checker(graph: Graph, cluster: Cluster, seed: in
     assert peaks(graph.arrays, plan).tolist() == peak_bytes(graph, plan)
     profile = [live for curve in memory_profiles(graph, plan) for live in curve]
     assert live_bytes(graph.arrays, plan).tolist() == profile
+
+
+@kernel
+def _received(
+    plan: PlanArrays, by_tensor: np.ndarray, tensor_ptr: np.ndarray, tensor: int, device: int
+) -> int:
+    return received(plan, by_tensor, tensor_ptr, tensor, device)
+
+
+def test_a_tensor_is_received_by_its_own_message() -> None:
+    """Devices that receive others alone have none of it; the last tensor is sent, too."""
+    reads = {"a": "", "b": "", "c": "ab", "d": "c"}
+    ops = [
+        Op(name=name, kind="op" if inputs else "input", inputs=tuple(inputs),
+           outputs=(Tensor(name=name, bytes=1),) if name < "d" else (),
+           seconds={"accelerator": 1.0})
+        for name, inputs in reads.items()
+    ]  # fmt: skip
+    graph, place = build_graph("last sent", ops), np.array([0, 1, 2, 1])
+    plan = schedule(graph, machine_for(graph, cluster_of(4)), place)
+    rows, expected = messages_by_tensor(graph.arrays, plan), {(0, 2), (1, 2), (2, 1)}
+    for tensor, device in np.ndindex(3, 4):
+        found = _received(plan, *rows, tensor, device)
+        message = (int(plan.message_tensor[found]), int(plan.message_target[found]))
+        assert (found >= 0) == ((tensor, device) in expected)
+        assert found == -1 or message == (tensor, device)
 
 
 @given(graph=graphs(max_ops=14))

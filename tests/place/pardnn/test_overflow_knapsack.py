@@ -8,9 +8,17 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.jit import kernel
 from pardnn.place.ordering.low_memory_orders import file_positions
+from pardnn.place.pardnn.memory_potential import BLOCK, MemoryPotential, memory_potential_of
 from pardnn.place.pardnn.memory_tracking import memory_profile_of
-from pardnn.place.pardnn.overflow_knapsack import ROUNDS, resolve_overflow
+from pardnn.place.pardnn.overflow_knapsack import (
+    ROUNDS,
+    _add_potentials,
+    _resolve_kernel,
+    resolve_overflow,
+    units_of,
+)
 from pardnn.place.pardnn.problem import Problem, problem_of
 from tests.place.grouped import grouped_graph
 from tests.place.machines import cluster_of, machine_for, problem_for
@@ -126,6 +134,68 @@ def test_moves_are_those_of_the_naive_knapsack() -> None:
         fitted += _compared(graph, problem, place, capacity)
     assert fitted > 8
     assert compared - fitted > 3
+
+
+def test_a_pass_with_few_tries_and_little_patience_is_that_of_the_twin() -> None:
+    """As in large graphs; some units cannot run everywhere, and inputs often weigh the same."""
+    outcomes: list[str] = []
+    for seed in range(60):
+        graph, k = grouped_graph(seed, 8 + seed % 4), 3 + seed % 3
+        problem = problem_for(graph, k)
+        units, n, rng = len(problem.runs), problem.arrays.num_ops, np.random.default_rng(seed)
+        position = np.arange(n)
+        place = rng.integers(0, k - 1, units)[problem.arrays.group]
+        runs = problem.runs & (rng.random((units, k)) < 0.8)
+        problem = problem._replace(runs=runs, latency=float(seed % 2), byte_seconds=seed % 3 / 4)
+        none = np.zeros(k, dtype=np.int64)
+        top = memory_profile_of(problem.arrays, place, position, none).top[:, 1]
+        capacity = (top * rng.choice([0.5, 0.7, 0.9, 1.2], k)).astype(np.int64) + 3
+        profile = memory_profile_of(problem.arrays, place, position, capacity)
+        twin = Knapsack(graph, problem, position, place, capacity)
+        twin.tries, twin.patience = 1 + seed % k, int(rng.integers(0, 6))
+        u, moved = units_of(problem), np.zeros(units, dtype=np.bool_)
+        potential = np.zeros(units, dtype=np.int64)
+        outcome, patience = _resolve_kernel(
+            profile, u, memory_potential_of(profile, u.group), moved, potential,
+            np.zeros(problem.arrays.num_tensors + 1, np.int64), twin.tries, twin.patience,
+        )  # fmt: skip
+        expected: set[int] = set()
+        outcomes.append(twin.one_pass(expected))
+        assert ["fits", "fails", "stale"][outcome] == outcomes[-1]
+        assert (patience, set(np.flatnonzero(moved))) == (twin.patience, expected)
+        assert profile.place.tolist() == twin.place.tolist()
+        assert not potential.any()
+    assert min(outcomes.count(each) for each in ("fits", "fails", "stale")) > 3
+
+
+@kernel
+def _add(
+    terms: MemoryPotential, d: int, at: int, potential: np.ndarray, touched: np.ndarray
+) -> int:
+    return _add_potentials(terms, d, at, potential, touched)
+
+
+@pytest.mark.parametrize("counts", [(BLOCK, 0), (1, BLOCK - 1), (70, 0, 3 * BLOCK - 5), (0, 140)])
+def test_a_potential_is_the_sum_of_the_terms_alive(counts: tuple[int, ...]) -> None:
+    """Terms of devices begin within blocks; some have a hole, and many have ended."""
+    rng, total = np.random.default_rng(sum(counts)), sum(counts)
+    begin, hole = np.sort(rng.integers(0, 12, total)), rng.integers(0, 16, (total, 2))
+    ptr = np.concatenate([[0], np.cumsum(counts)])
+    for d, first in enumerate(ptr[:-1]):
+        begin[first : ptr[d + 1]].sort()
+    columns = [begin, begin + rng.integers(0, 4, total), *hole.T, rng.integers(0, 9, (2, total))]
+    term = np.column_stack([*columns[:4], columns[4][0], columns[4][1] + 1])
+    until = np.maximum.reduceat(term[:, 1], np.arange(0, total, BLOCK))
+    for d in range(len(counts)):
+        for at in range(16):
+            expected: dict[int, int] = {}
+            for a, b, c, e, unit, size in term[ptr[d] : ptr[d + 1]].tolist():
+                if a <= at <= b and not c <= at <= e:
+                    expected[unit] = expected.get(unit, 0) + size
+            potential, touched = np.zeros((2, 9), dtype=np.int64)
+            count = _add(MemoryPotential(ptr, term, until), d, at, potential, touched)
+            assert touched[:count].tolist() == list(expected)
+            assert {int(u): int(potential[u]) for u in touched[:count]} == expected
 
 
 def test_of_many_small_units_the_best_are_found() -> None:

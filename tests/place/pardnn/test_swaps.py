@@ -1,5 +1,7 @@
 """Swaps: by the sum of what balance and communication gain, as a naive twin computes it."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.pardnn.cluster_graph import ClusterGraph, cluster_graph_of
-from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.mapping import can_run, map_clusters, placement
 from pardnn.place.pardnn.problem import Clusters, Problem, problem_of
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
@@ -86,6 +88,18 @@ def test_the_eight_nearest_partners_are_tried(turn: int) -> None:
     assert found.tolist() == swapped_ones.tolist()
 
 
+def test_what_gains_nothing_stays() -> None:
+    """`c` and `o` take no time and read nothing that has bytes; nothing else runs beside `c`."""
+    ops = [_op("a", 0, 0), _op("b", 1, 0)]
+    ops += [_op(name, seconds, 0, "b") for name, seconds in (("d", 1), ("c", 0), ("o", 0))]
+    graph = build_graph("nothing", ops)
+    machine = machine_for(graph, cluster_of(2, bandwidth=1.0, latency=0.0))
+    problem = problem_of(graph.arrays, machine)
+    clusters = Clusters(*(np.array(x) for x in ([0, 1, 1, 2, 3], [0, 1, 3, 4], [0, 2, 3, 4])))
+    device, g = np.array([0, 1, 0, 1]), cluster_graph_of(problem, clusters)
+    assert swap_clusters(problem, clusters, g, device).tolist() == [0, 1, 0, 1]
+
+
 def _levels(problem: Problem, clusters: Clusters, g: ClusterGraph) -> list[int]:
     """Return the level of each op; `ClusterGraph` has them cluster by cluster."""
     by_cluster = np.argsort(clusters.of, kind="stable")
@@ -104,13 +118,45 @@ def test_swaps_of_many_secondaries_are_those_of_the_definition() -> None:
     assert moved > 4
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_swaps_between_unlike_devices_are_those_of_the_definition(seed: int) -> None:
+    """Every pair of devices has a link of its own; some clusters cannot run everywhere.
+
+    Clusters are drawn, so many begin within one span, some at its end, and some take no time.
+    """
+    rng, k, types = np.random.default_rng(seed), 2 + seed % 3, ("accelerator", "cpu")
+    graph = random_graph(seed, 40, FAMILIES[seed % 5], memory=False, types=types)
+    machine = machine_for(graph, cluster_of(k, speeds=(1.0, 2.0), types=types[: 1 + seed % 2]))
+    machine = machine._replace(
+        latency=np.where(np.eye(k), 0.0, rng.integers(0, 4, (k, k)) / 4),
+        bandwidth=np.where(np.eye(k), np.inf, 2.0 ** rng.integers(3, 9, (k, k))),
+    )
+    problem, n = problem_of(graph.arrays, machine), graph.arrays.num_ops
+    cuts = np.sort(rng.choice(np.arange(1, n), n // 2, replace=False))
+    ends = [0, *cuts.tolist(), n]
+    rows = [graph.arrays.topological[a:b] for a, b in itertools.pairwise(ends)]
+    rows = [rows[i] for i in rng.permutation(len(rows))]
+    of = np.empty(n, dtype=np.int64)
+    for c, row in enumerate(rows):
+        of[row] = c
+    clusters = Clusters(of, np.array([r[0] for r in rows]), np.array([r[-1] for r in rows]))
+    device = np.array([rng.choice(np.flatnonzero(can)) for can in can_run(problem, clusters)])
+    compare(graph, problem, clusters, device)
+
+
 def assert_swaps(graph: Graph, problem: Problem, seed: int) -> int:
     """Compare with the naive twin, from devices drawn by a seed; return how many have moved."""
     k = problem.machine.num_devices
     clusters = slice_graph(problem, k)
-    device, g = map_clusters(problem, clusters)
+    device, _ = map_clusters(problem, clusters)
     if seed > 0:
         device[k:] = np.random.default_rng(seed).integers(0, k, len(device) - k)
+    return compare(graph, problem, clusters, device)
+
+
+def compare(graph: Graph, problem: Problem, clusters: Clusters, device: np.ndarray) -> int:
+    """Compare with the naive twin; return how many clusters have moved."""
+    k, g = problem.machine.num_devices, cluster_graph_of(problem, clusters)
     spans = list(zip(g.begin.tolist(), g.end.tolist(), strict=True))
     levels = _levels(problem, clusters, g)
     expected = swapped(

@@ -225,7 +225,7 @@ def _try_to_move(
             near = q < 0 or comm[other] > comm[q] or (comm[other] == comm[q] and room)
             if room if tries == 1 else near:
                 q = other
-        if q < 0 or tries == 0:
+        if q < 0 or (tries == 0 and not back):
             return False
         move_unit(p, u, unit, q, stamp)
         if back:
