@@ -62,3 +62,11 @@ def test_too_few_open_files_are_no_bug_of_ours(error: Exception, tmp_path: Path)
     assert found["message"].startswith("rank 1: the system has too little room: ")
     assert found["details"]["first_failing_rank"] == 1
     assert worker._error(RuntimeError("else"), 1)["code"] == "E101"
+
+
+def test_a_rank_whose_run_is_gone_ends_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher was killed while its ranks were starting, and a later run cleaned up."""
+    assert worker.main(tmp_path / "gone", 0) == worker.UNWRITTEN
+    assert capfd.readouterr() == ("", "")

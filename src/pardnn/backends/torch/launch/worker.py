@@ -120,11 +120,13 @@ def main(directory: Path, rank: int | str) -> int:
         directory: Of the run.
         rank: This rank, or `REFERENCE`.
     """
-    job = read_job(directory)
     try:
+        job = read_job(directory)
         write_pid(directory, rank)
+    except FileNotFoundError:  # the launcher was killed and its folder is gone: nobody listens
+        return UNWRITTEN
     except OSError as error:
-        print(f"rank {rank} cannot write into the folder of its run: {error}", file=sys.stderr)
+        print(f"rank {rank} cannot use the folder of its run: {error}", file=sys.stderr)
         return _unwritten(error)
     _end_with_parent(job.parent)
     _delay_sigterm(stack_path(directory, rank))
