@@ -1,0 +1,400 @@
+"""Plans of every kind beside the user's step on one device: numbers, peaks and limits.
+
+    python -m bench numbers [--models gpt2,gan] [--ranks 2,3,4] [--kinds tofu,1f1b] [-o FOLDER]
+
+Each model trains five steps by the user's own code, on one device, and by `parallelize` on gloo
+ranks. The step copies its gradients into buffers, so that ranks hold them like any state; then all
+parameters, buffers, gradients and states of the optimizer are gathered whole and compared.
+
+- Differences are relative: losses, the largest of the five; of tensors the norm of the difference
+  over the norm of all tensors of that sort. The limits are 1e-10 in double precision, 1e-4 in
+  single, and no bit for plans that cut nothing (`Plan.keeps_bits`).
+- The random generator has to end where one device leaves it.
+- Peaks are measured in the first step and compared with the plan's, rank by rank.
+- Kinds with second calls or state on the host are planned under the largest of some limits under
+  which the plan has them. Limits are enforced while they run; then a step runs whose worst rank has
+  a byte less than it needs, which has to fail by name.
+
+A plan that is refused counts by its code. What has run is in the JSON beside the page, and is not
+run again. Seconds per case on one core; three hundred cases in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import pardnn
+from bench.common import RESULTS
+from bench.common.forked import forked, process_group
+from bench.runtime.equality import default_dtype
+from bench.runtime.numbers_page import page
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.user_step.sources import batch_indices
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan, planned_graph
+from pardnn.plan.state_layout import STATE_KINDS
+from testbed import small_models
+from testbed.small_models import Entry
+
+STEPS = 5
+MODELS = {name: getattr(small_models, name)
+          for name in ("gpt2", "llama", "resnet", "lstm", "moe", "gan")}  # fmt: skip
+#: Of the peak without a limit.
+PARTS = (0.85, 0.7, 0.55)
+#: Of the optimizer state of the fullest device, taken off that peak.
+PARTS_OF_STATE = (0.3, 0.6, 0.9)
+Row = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """How to plan."""
+
+    algorithm: str
+    pieces: int | None = None
+    recompute: bool = False
+    offload: bool = False
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit, under which the plan needs more than placing or cutting."""
+        return self.recompute or self.offload
+
+    @property
+    def least_ranks(self) -> int:
+        """Fewest ranks that can be two submeshes of two."""
+        return 4 if "*" in self.algorithm else 2
+
+
+KINDS = {
+    "pardnn": Kind("pardnn"),
+    "auto-whole": Kind("auto-whole"),
+    "1f1b, 4 pieces": Kind("1f1b", 4),
+    "tofu": Kind("tofu"),
+    "zero-3": Kind("zero-3"),
+    "zero-1, 2 pieces": Kind("zero-1", 2),
+    "megatron*1f1b, 2 pieces": Kind("megatron*1f1b", 2),
+    "tofu*pardnn, 2 pieces": Kind("tofu*pardnn", 2),
+    "pardnn, recompute": Kind("pardnn", recompute=True),
+    "1f1b, 2 pieces, recompute": Kind("1f1b", 2, recompute=True),
+    "zero-3, recompute": Kind("zero-3", recompute=True),
+    "tofu, recompute": Kind("tofu", recompute=True),
+    "pardnn, offload": Kind("pardnn", offload=True),
+    "zero-1, 2 pieces, offload": Kind("zero-1", 2, offload=True),
+    "megatron*1f1b, 2 pieces, recompute": Kind("megatron*1f1b", 2, recompute=True),
+    "megatron*1f1b, 2 pieces, offload": Kind("megatron*1f1b", 2, offload=True),
+    "auto, pieces auto": Kind("auto", 0),
+}
+
+
+class Gradients(nn.Module):
+    """A buffer for the gradient of each parameter of some models."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        for i, parameter in enumerate(parameters):
+            self.register_buffer(f"g{i}", torch.zeros_like(parameter))
+
+
+def made(model: str, dtype: str) -> Entry:
+    """Return a model's step, which leaves its gradients in buffers, and its arguments."""
+    with default_dtype(getattr(torch, dtype)):
+        step, args = MODELS[model]()
+    models = [arg for arg in args if isinstance(arg, nn.Module)]
+    parameters = [each for model in models for each in model.parameters()]
+
+    def kept_step(gradients: Gradients, *args: Any) -> Any:
+        loss = step(*args)
+        models = [arg for arg in args if isinstance(arg, nn.Module)]
+        trained = (each for model in models for each in model.parameters())
+        for buffer, parameter in zip(gradients.buffers(), trained, strict=True):
+            if parameter.grad is not None:
+                buffer.copy_(parameter.grad)
+        return loss
+
+    return kept_step, (Gradients(parameters), *args)
+
+
+@functools.cache
+def captured(model: str, dtype: str) -> Graph:
+    """Return the graph of a model's step."""
+    step, args = made(model, dtype)
+    return capture(step, *args)
+
+
+def sort_of(name: str, kind: str) -> str:
+    """Return what a tensor is: a gradient, or the kind of its op."""
+    return "gradient" if name.startswith("gradients.") else kind
+
+
+def one_device(model: str, dtype: str, path: Path) -> list[Any]:
+    """Train by the user's own code in a process of its own; the final tensors go to a file.
+
+    Returns:
+        The losses, and a sum of the generator's state.
+    """
+    graph = captured(model, dtype)
+
+    def body(_rank: int, _store: str) -> list[Any]:
+        step, args = made(model, dtype)
+        torch.manual_seed(99)
+        losses = [loss_of(step(*args)).item() for _ in range(STEPS)]
+        random = int(torch.get_rng_state().sum())
+        sources = Binding(step, args, graph, torch.device("cpu")).sources
+        kept = {op.name: sources[op.name].get().detach().clone()
+                for op in graph.ops if op.kind in STATE_KINDS}  # fmt: skip
+        torch.save(kept, path)
+        return [losses, random]
+
+    return forked(1, body)[0]
+
+
+def compared(found: dict[str, torch.Tensor], path: Path, graph: Graph) -> dict[str, Any]:
+    """Return the largest difference of each sort, and whether every bit is the same.
+
+    Args:
+        found: Whole tensors by name.
+        path: File of those that one device ends with.
+        graph: Of the step.
+    """
+    expected = torch.load(path)
+    kinds = {op.name: sort_of(op.name, op.kind) for op in graph.ops if op.name in expected}
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    worst: dict[str, float] = {}
+    for sort in dict.fromkeys(kinds.values()):
+        names = [name for name in kinds if kinds[name] == sort]
+        norm = sum(float(expected[name].double().square().sum()) for name in names) ** 0.5
+        off = max(float((found[name].double() - expected[name].double()).norm()) for name in names)
+        worst[sort] = off / norm if norm else off
+    bitwise = all(torch.equal(found[name], expected[name]) for name in expected)
+    return {"worst": worst, "bitwise": bitwise}
+
+
+def trained(model: str, dtype: str, plan: Plan, path: Path, *, limited: bool) -> list[Row]:
+    """Train by a plan; return what each rank found.
+
+    Args:
+        model: Its name.
+        dtype: Of its parameters.
+        plan: Of its graph.
+        path: File of what one device ends with.
+        limited: Enforce the plan's limits.
+    """
+    size = plan.num_devices
+
+    def body(rank: int, store: str) -> Row:
+        process_group(rank, size, store)
+        step, args = made(model, dtype)
+        try:
+            fast = parallelize(step, *args, plan=plan, device="cpu", is_limited=limited)
+            batch = [args[i] for i in batch_indices(args)]
+            torch.manual_seed(99)
+            losses = [loss_of(fast(*batch)).item() for _ in range(STEPS)]
+            row: Row = {"losses": losses, "random": int(torch.get_rng_state().sum())}
+            row["peak"] = fast.peak_bytes
+            whole = {name: fast.whole(name).detach() for name in fast.names}
+            fast.close()
+        except PardnnError as error:
+            return {"error": f"{error.code} {error.message.splitlines()[0]}"}
+        return row | compared(whole, path, captured(model, dtype))
+
+    return forked(size, body, limit_s=240.0)
+
+
+def stopped(model: str, dtype: str, plan: Plan, peaks: Sequence[int]) -> str:
+    """Return how a step ends whose fullest rank has a byte less than it needs.
+
+    Args:
+        model: Its name.
+        dtype: Of its parameters.
+        plan: Of its graph.
+        peaks: Measured, of each rank.
+    """
+    size, worst = plan.num_devices, max(range(plan.num_devices), key=lambda rank: peaks[rank])
+
+    def body(rank: int, store: str) -> str:
+        process_group(rank, size, store)
+        step, args = made(model, dtype)
+        try:
+            fast = parallelize(step, *args, plan=plan, device="cpu")
+            if rank == worst:
+                fast._executor.limit_bytes = peaks[rank] - 1
+            loss_of(fast(*[args[i] for i in batch_indices(args)])).item()
+        except PardnnError as error:
+            return error.code
+        return "it ran"
+
+    return ", ".join(sorted(set(forked(size, body, limit_s=240.0))))
+
+
+def plan_of(graph: Graph, kind: Kind, ranks: int, limit: int | None = None) -> Plan:
+    """Return a plan of a kind; links are fast, so that small ops are spread.
+
+    Args:
+        graph: The graph.
+        kind: How to plan.
+        ranks: Number of devices.
+        limit: Bytes of each; without one nothing is called twice or lives on the host.
+    """
+    cluster = Cluster.uniform(ranks, latency=1e-6, memory=limit)
+    return pardnn.plan(
+        graph, cluster, kind.algorithm, reserve=0.0, costs="v100",
+        microbatches="auto" if kind.pieces == 0 else kind.pieces,
+        recompute=kind.recompute and limit is not None,
+        offload=kind.offload and limit is not None,
+    )  # fmt: skip
+
+
+def limits_below(graph: Graph, kind: Kind, plan: Plan) -> list[int]:
+    """Return limits under what a plan without any needs, the largest first.
+
+    Args:
+        graph: The graph.
+        kind: How to plan.
+        plan: Without a limit.
+    """
+    assert plan.predicted is not None
+    peaks = plan.predicted.peak_bytes
+    if kind.recompute:
+        return [int(part * max(peaks)) for part in PARTS]
+    fullest = peaks.index(max(peaks))
+    state = sum(
+        op.outputs[0].bytes
+        for op in planned_graph(graph, plan).ops
+        if op.kind == "state" and plan.placement[op.name] == fullest
+    )
+    return [max(peaks) - int(part * state) for part in PARTS_OF_STATE]
+
+
+def planned(graph: Graph, kind: Kind, ranks: int) -> tuple[Plan, int | None]:
+    """Return a plan of a kind and its limit, with second calls or state on the host if it can.
+
+    Args:
+        graph: The graph.
+        kind: How to plan.
+        ranks: Number of devices.
+
+    Raises:
+        PardnnError: If the first plan is refused.
+    """
+    plan = plan_of(graph, kind, ranks)
+    if not kind.is_limited:
+        return plan, None
+    best: tuple[Plan, int] | None = None
+    for limit in limits_below(graph, kind, plan):
+        try:
+            best = plan_of(graph, kind, ranks, limit), limit
+        except InfeasibleError:
+            if best is None:
+                raise
+            break
+        if best[0].recompute if kind.recompute else best[0].offload:
+            break
+    assert best is not None
+    return best
+
+
+def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
+    """Plan, run and compare one case.
+
+    Args:
+        model: Its name.
+        dtype: Of its parameters.
+        kind: How to plan.
+        ranks: Number of ranks.
+        folder: Of what one device ends with.
+    """
+    path = folder / f"{model}-{dtype}.pt"
+    if not path.exists():
+        expected = one_device(model, dtype, path)
+        path.with_suffix(".json").write_text(json.dumps(expected))
+    losses, random = json.loads(path.with_suffix(".json").read_text())
+    graph, begin = captured(model, dtype), time.perf_counter()
+    try:
+        plan, limit = planned(graph, kind, ranks)
+    except PardnnError as error:
+        return {"refused": error.code, "why": error.message.splitlines()[0]}
+    assert plan.predicted is not None
+    row: Row = {
+        "plan_s": time.perf_counter() - begin, "keeps_bits": plan.keeps_bits,
+        "algorithm": plan.algorithm, "messages": len(plan.messages), "limit": limit,
+        "second_calls": len(plan.recompute or ()), "on_host": len(plan.offload or ()),
+        "devices": sum(1 for order in plan.order if order), "predicted": plan.predicted.peak_bytes,
+    }  # fmt: skip
+    found = trained(model, dtype, plan, path, limited=limit is not None)
+    row["run_s"] = time.perf_counter() - begin - row["plan_s"]
+    if errors := sorted({each["error"] for each in found if "error" in each}):
+        return row | {"error": "; ".join(errors)}
+    row["measured"] = [each["peak"] for each in found]
+    off = max(abs(a - b) / abs(b) for each in found
+              for a, b in zip(each["losses"], losses, strict=True))  # fmt: skip
+    row["worst"] = {"loss": off} | {
+        sort: max(each["worst"][sort] for each in found) for sort in found[0]["worst"]
+    }
+    row["bitwise"] = off == 0 and all(each["bitwise"] for each in found)
+    row["same_random"] = all(each["random"] == random for each in found)
+    if limit is not None:
+        row["byte_less"] = stopped(model, dtype, plan, row["measured"])
+    return row
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what has not run yet, and write the page after each case."""
+    parser = argparse.ArgumentParser(prog="python -m bench numbers", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--kinds", default=";".join(KINDS), help="separated by semicolons")
+    parser.add_argument("--dtypes", default="float64,float32")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS)
+    parser.add_argument("--date", default=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+                        help="of the page that goes on")  # fmt: skip
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # before anything starts threads: ranks are forked
+    path = options.output / f"{options.date}_numbers.json"
+    report: Row = json.loads(path.read_text()) if path.exists() else {"rows": {}}
+    report |= {"date": options.date, "machine": f"{platform.machine()}, Python "
+               f"{platform.python_version()}, torch {torch.__version__}, gloo"}  # fmt: skip
+    todo = [
+        (kind, model, int(ranks), dtype)
+        for kind in options.kinds.split(";")
+        for model in options.models.split(",")
+        for ranks in options.ranks.split(",")
+        for dtype in options.dtypes.split(",")
+        if int(ranks) >= KINDS[kind].least_ranks
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, model, ranks, dtype in todo:
+            key = f"{kind} | {model} | {ranks} | {dtype}"
+            if key in report["rows"]:
+                continue
+            begin = time.perf_counter()
+            try:
+                row: Row = case(model, dtype, KINDS[kind], ranks, Path(folder))
+            except Exception as error:
+                row = {"raw": f"{type(error).__name__}: {error}"}
+            row["seconds"] = time.perf_counter() - begin
+            report["rows"][key] = row
+            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".md").write_text(page(report), encoding="utf-8")
+            sys.stderr.write(f"{key}: {row}\n")
+
+
+if __name__ == "__main__":
+    main()
