@@ -2,15 +2,17 @@
 
     python -m bench numbers [--models gpt2,gan] [--ranks 2,3,4] [--kinds tofu,1f1b] [-o FOLDER]
 
-Each model trains five steps by the user's own code, on one device, and by `parallelize` on gloo
-ranks. The step copies its gradients into buffers, so that ranks hold them like any state; then all
+Each model trains five steps by the user's own code, on one device, and by a plan of its captured
+graph on gloo ranks. The step copies its gradients into buffers, so that ranks hold them like any state; then all
 parameters, buffers, gradients and states of the optimizer are gathered whole and compared.
 
 - Differences are relative: losses, the largest of the five; of tensors the norm of the difference
   over the norm of all tensors of that sort. The limits are 1e-10 in double precision, 1e-4 in
   single, and no bit for plans that cut nothing (`Plan.keeps_bits`).
 - The random generator has to end where one device leaves it.
-- Peaks are measured in the first step and compared with the plan's, rank by rank.
+- Peaks are measured in the first step and compared with the plan's, rank by rank. What a call holds
+  while it runs, such as a whole draw of which a rank keeps a part, is planned for and cannot be
+  measured: the same plan's peak without it is compared, too.
 - Kinds with second calls or state on the host are planned under the largest of some limits under
   which the plan has them. Limits are enforced while they run; then a step runs whose worst rank has
   a byte less than it needs, which has to fail by name.
@@ -22,6 +24,7 @@ run again. Seconds per case on one core; three hundred cases in all.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import functools
 import json
@@ -38,22 +41,26 @@ from torch import nn
 
 import pardnn
 from bench.common import RESULTS
-from bench.common.forked import forked, process_group
+from bench.common.forked import forked, world_of
 from bench.runtime.equality import default_dtype
 from bench.runtime.numbers_page import page
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
-from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime.binding import Binding
-from pardnn.backends.torch.user_step.sources import batch_indices
+from pardnn.backends.torch.runtime.gather import resident_names, whole_source
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, PardnnError
+from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
-from pardnn.plan.plan import Plan, planned_graph
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.state_layout import STATE_KINDS
 from testbed import small_models
 from testbed.small_models import Entry
 
+CPU = torch.device("cpu")
 STEPS = 5
 MODELS = {name: getattr(small_models, name)
           for name in ("gpt2", "llama", "resnet", "lstm", "moe", "gan")}  # fmt: skip
@@ -113,10 +120,21 @@ class Gradients(nn.Module):
             self.register_buffer(f"g{i}", torch.zeros_like(parameter))
 
 
+def language_step(model: Any, optimizer: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Train by the model's logits: the library's own loss is in single precision, always."""
+    optimizer.zero_grad()
+    logits = model(input_ids=tokens).logits[:, :-1]
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def made(model: str, dtype: str) -> Entry:
     """Return a model's step, which leaves its gradients in buffers, and its arguments."""
     with default_dtype(getattr(torch, dtype)):
         step, args = MODELS[model]()
+    step = language_step if step is small_models.language_step else step
     models = [arg for arg in args if isinstance(arg, nn.Module)]
     parameters = [each for model in models for each in model.parameters()]
 
@@ -187,61 +205,57 @@ def compared(found: dict[str, torch.Tensor], path: Path, graph: Graph) -> dict[s
     return {"worst": worst, "bitwise": bitwise}
 
 
-def trained(model: str, dtype: str, plan: Plan, path: Path, *, limited: bool) -> list[Row]:
-    """Train by a plan; return what each rank found.
+def trained(
+    model: str, dtype: str, plan: Plan, path: Path, limits: Sequence[int | None]
+) -> list[Row]:
+    """Train by a plan; return what each rank found, or its error.
 
     Args:
         model: Its name.
         dtype: Of its parameters.
         plan: Of its graph.
         path: File of what one device ends with.
-        limited: Enforce the plan's limits.
+        limits: Most bytes of tensors of each rank; None for unlimited.
     """
-    size = plan.num_devices
+    graph = captured(model, dtype)
+    program = Program(graph, plan)
 
     def body(rank: int, store: str) -> Row:
-        process_group(rank, size, store)
+        world = world_of(rank, plan.num_devices, store)
         step, args = made(model, dtype)
+        binding = Binding(step, args, graph, CPU)
         try:
-            fast = parallelize(step, *args, plan=plan, device="cpu", is_limited=limited)
-            batch = [args[i] for i in batch_indices(args)]
+            residents = program.residents(rank)
+            executor = start(program, world, lambda: binding.live_values(residents))
+            executor.limit_bytes = limits[rank]
             torch.manual_seed(99)
-            losses = [loss_of(fast(*batch)).item() for _ in range(STEPS)]
+            batch = binding.example()
+            losses = [float(executor.step(binding.batch_inputs(batch))) for _ in range(STEPS)]
             row: Row = {"losses": losses, "random": int(torch.get_rng_state().sum())}
-            row["peak"] = fast.peak_bytes
-            whole = {name: fast.whole(name).detach() for name in fast.names}
-            fast.close()
+            row["peak"] = executor.peak_bytes
+            whole = {
+                name: whole_source(world, program, executor.live_values, name).detach()
+                for name in resident_names(program)
+            }
         except PardnnError as error:
-            return {"error": f"{error.code} {error.message.splitlines()[0]}"}
-        return row | compared(whole, path, captured(model, dtype))
+            return {"error": error.code, "why": error.message.splitlines()[0]}
+        finally:
+            world.close()
+        return row | compared(whole, path, graph)
 
-    return forked(size, body, limit_s=240.0)
+    return forked(plan.num_devices, body, limit_s=240.0)
 
 
-def stopped(model: str, dtype: str, plan: Plan, peaks: Sequence[int]) -> str:
-    """Return how a step ends whose fullest rank has a byte less than it needs.
+def tensor_peaks(graph: Graph, plan: Plan) -> list[int]:
+    """Return a plan's peaks without what calls hold while they run.
 
     Args:
-        model: Its name.
-        dtype: Of its parameters.
-        plan: Of its graph.
-        peaks: Measured, of each rank.
+        graph: The graph.
+        plan: A plan for it.
     """
-    size, worst = plan.num_devices, max(range(plan.num_devices), key=lambda rank: peaks[rank])
-
-    def body(rank: int, store: str) -> str:
-        process_group(rank, size, store)
-        step, args = made(model, dtype)
-        try:
-            fast = parallelize(step, *args, plan=plan, device="cpu")
-            if rank == worst:
-                fast._executor.limit_bytes = peaks[rank] - 1
-            loss_of(fast(*[args[i] for i in batch_indices(args)])).item()
-        except PardnnError as error:
-            return error.code
-        return "it ran"
-
-    return ", ".join(sorted(set(forked(size, body, limit_s=240.0))))
+    there = planned_graph(graph, plan)
+    without = build_graph(there.name, [dataclasses.replace(op, workspace=0) for op in there.ops])
+    return [int(peak) for peak in peak_bytes(without, plan_arrays(without, plan))]
 
 
 def plan_of(graph: Graph, kind: Kind, ranks: int, limit: int | None = None) -> Plan:
@@ -338,11 +352,12 @@ def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
         "second_calls": len(plan.recompute or ()), "on_host": len(plan.offload or ()),
         "devices": sum(1 for order in plan.order if order), "predicted": plan.predicted.peak_bytes,
     }  # fmt: skip
-    found = trained(model, dtype, plan, path, limited=limit is not None)
+    row["predicted_tensors"] = tensor_peaks(graph, plan)
+    found = trained(model, dtype, plan, path, [limit] * ranks)
     row["run_s"] = time.perf_counter() - begin - row["plan_s"]
-    if errors := sorted({each["error"] for each in found if "error" in each}):
+    if errors := sorted({f"{each['error']} {each['why']}" for each in found if "error" in each}):
         return row | {"error": "; ".join(errors)}
-    row["measured"] = [each["peak"] for each in found]
+    peaks = row["measured"] = [each["peak"] for each in found]
     off = max(abs(a - b) / abs(b) for each in found
               for a, b in zip(each["losses"], losses, strict=True))  # fmt: skip
     row["worst"] = {"loss": off} | {
@@ -351,7 +366,10 @@ def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
     row["bitwise"] = off == 0 and all(each["bitwise"] for each in found)
     row["same_random"] = all(each["random"] == random for each in found)
     if limit is not None:
-        row["byte_less"] = stopped(model, dtype, plan, row["measured"])
+        fullest = peaks.index(max(peaks))
+        less = [peak - 1 if rank == fullest else None for rank, peak in enumerate(peaks)]
+        ends = trained(model, dtype, plan, path, less)
+        row["byte_less"] = ", ".join(sorted({each.get("error", "it ran") for each in ends}))
     return row
 
 
