@@ -15,8 +15,9 @@ WHAT = (
     "Five steps beside the user's own step on one device. Worst: the largest relative difference "
     "of losses, gradients, parameters, buffers and optimizer states. A fault is a difference above "
     "1e-10 (float64) or 1e-4 (float32), another bit where a plan cuts nothing, a generator that "
-    "ends elsewhere, a peak more than 1 % off (without what calls hold while they run) or above its limit, a limit that does not stop a "
-    "step, an error while running, a plan that is refused other than by its options or limits."
+    "ends elsewhere, a peak above the predicted one or its limit, or more than 1 % off the "
+    "predicted one without what calls hold while they run, a limit that does not stop a step, an "
+    "error while running, a plan that is refused other than by its options or limits."
 )
 
 
@@ -106,8 +107,8 @@ def page(report: Row) -> str:
     counts = (len(every), sum("worst" in row for *_, row in every),
               sum("refused" in row for *_, row in every), len(wrong))  # fmt: skip
     titles = ["plans", "cases", "ran", "refused", "faults", "same bits", "worst in float64",
-              "worst in float32", "measured / predicted peak", "without what calls hold", "with second calls",
-              "with state on the host", "stopped with a byte less"]  # fmt: skip
+              "worst in float32", "measured / predicted peak", "without what calls hold",
+              "with second calls", "state on the host", "stopped with a byte less"]  # fmt: skip
     models = ", ".join(dict.fromkeys(key[0] for _, key, _ in every))
     about = (
         f"{report['date']}, {report['machine']}, ranks of one thread. `python -m bench numbers`; "
