@@ -5,8 +5,8 @@ sent once. So each device is a step of its own, in which a received copy is made
 not be called again, and a send that is held is one more reader. What is sent is kept until then.
 
 What one device reads another may overwrite later, and waits for second calls to have read it; a
-device that made them later still would wait for itself. So calls keep to an instant of one order of
-all ops in which the plan can run: all stand before the first op that comes after the write in it.
+device that made them later still would wait for itself. So calls keep to one order of all events in
+which the plan can run: none stands before an op that its device reaches after the write in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pardnn.place.recompute.calls import second_calls
 from pardnn.place.recompute.problem import RECEIVE, SEND, nodes_of
 from pardnn.place.recompute.retention import cost_of, empty_schedule
 from pardnn.place.recompute.search import WORK, retention
-from pardnn.plan.lower import op_times
+from pardnn.plan.lower import event_times
 from pardnn.plan.plan import Plan, plan_arrays
 from pardnn.plan.recompute import SecondCall, topological_positions
 
@@ -89,14 +89,15 @@ def _last_places(
     overwritten = _overwritten_elsewhere(graph, plan)
     if not overwritten:
         return lasts
-    times = op_times(graph, plan_arrays(graph, plan))
-    time = {op.name: int(times[i]) for i, op in enumerate(graph.ops)}
+    runs, reached = event_times(graph, plan_arrays(graph, plan))
+    number = {op.name: i for i, op in enumerate(graph.ops)}
     for local, last in zip(devices, lasts, strict=True):
-        own = [(i, time[op.name]) for i, op in enumerate(local.ops) if op.name in time]
-        places, moments = np.array([*own, (len(local.ops), len(time))]).T  # the list's order
-        for i in places[:-1].tolist():
-            if written := [time[name] for name in overwritten.get(local.ops[i].name, ())]:
-                last[i] = places[np.searchsorted(moments, min(written))]
+        places = [i for i, op in enumerate(local.ops) if op.name in number]  # the others: messages
+        moments = reached[[number[local.ops[i].name] for i in places]]
+        for i in places:
+            if writers := overwritten.get(local.ops[i].name):
+                written = min(runs[number[name]] for name in writers)
+                last[i] = ([-1, *places])[np.searchsorted(moments, written)]
     return lasts
 
 
