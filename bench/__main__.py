@@ -19,8 +19,9 @@
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
-  and FSDP2, `guards` measures what a call costs beside its step, `pages` what a memory limit does,
-  `two-nodes` compares plans that know a slow link with plans that do not.
+  and FSDP2, `numbers` plans of every kind with one device, `guards` measures what a call costs
+  beside its step, `pages` what a memory limit does, `two-nodes` compares plans that know a slow
+  link with plans that do not.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `mutants` plants small faults in the algorithms and counts those that tests find (`make mutants`).
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
@@ -45,6 +46,7 @@ NAMED = {
     "msr-fiddle": "bench.placement.msr_fiddle",
     "mixed": "bench.recipes.mixed",
     "pipelines": "bench.placement.pipelines",
+    "numbers": "bench.runtime.numbers",
     "overrun": "bench.placement.overrun",
     "placement": "bench.placement.main",
     "pages": "bench.runtime.pages",

@@ -115,6 +115,63 @@ def lstm() -> Entry:
     return classify_step, (model, optimizer, tokens, torch.randint(60, (120,)))
 
 
+class Mixture(nn.Module):
+    """Four experts around a shortcut, of which each sample takes the best two, by their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(48, 4)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48)) for _ in range(4)
+        )
+        self.norm = nn.LayerNorm(48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activations [batch, 48], as `x` has."""
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        dense = weights.new_zeros(len(x), 4).scatter(1, chosen, weights)
+        outputs = torch.stack([expert(x) for expert in self.experts], 1)
+        return self.norm(x + (dense.unsqueeze(-1) * outputs).sum(1))
+
+
+def moe() -> Entry:
+    torch.manual_seed(7)
+    model = nn.Sequential(Mixture(), Mixture(), nn.Linear(48, 12))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return classify_step, (model, optimizer, torch.randn(12, 48), torch.randint(12, (12,)))
+
+
+def gan_step(
+    generator: Any, critic: Any, for_generator: Any, for_critic: Any, real: torch.Tensor
+) -> torch.Tensor:
+    judged = nn.functional.binary_cross_entropy_with_logits
+    ones, zeros = torch.ones_like(real[:, :1]), torch.zeros_like(real[:, :1])
+    fake = generator(torch.randn_like(real[:, :12]))
+    for_critic.zero_grad()
+    critic_loss = judged(critic(real), ones) + judged(critic(fake.detach()), zeros)
+    critic_loss.backward()
+    for_critic.step()
+    for_generator.zero_grad()
+    loss = judged(critic(fake), ones)
+    loss.backward()
+    for_generator.step()
+    return loss + critic_loss.detach()
+
+
+def gan() -> Entry:
+    torch.manual_seed(10)
+    # No bias before a norm: its gradient is 0 but for rounding, of which Adam makes whole steps.
+    layers = nn.Linear(12, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 24)
+    generator = nn.Sequential(*layers)
+    critic = nn.Sequential(
+        nn.Linear(24, 48), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(48, 1)
+    )  # fmt: skip
+    return gan_step, (
+        generator, critic, torch.optim.Adam(generator.parameters(), lr=1e-3, betas=(0.5, 0.999)),
+        torch.optim.SGD(critic.parameters(), lr=1e-2, momentum=0.9), torch.randn(12, 24),
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[], Entry]] = {
     "gpt2": gpt2,
     "llama": llama,

@@ -127,11 +127,24 @@ def op_times(graph: Graph, plan: PlanArrays) -> Int64[ndarray, " n"]:
     Raises:
         InvalidPlanError: E411, if the events have a cycle: the plan would deadlock.
     """
+    return event_times(graph, plan)[0].argsort().argsort()
+
+
+def event_times(
+    graph: Graph, plan: PlanArrays
+) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
+    """Return the places of ops in an order of all events: that each runs, that it is reached.
+
+    Before it is reached, what its device held until the op before has left.
+
+    Raises:
+        InvalidPlanError: E411, if the events have a cycle: the plan would deadlock.
+    """
     n, m = graph.arrays.num_ops, len(plan.message_tensor)
     order = np.array(_complete_order(graph, plan, _events(graph, plan)), dtype=np.int64)
     times = np.empty(2 * n + m, dtype=np.int64)
     times[order] = np.arange(2 * n + m)
-    return times[:n].argsort().argsort()
+    return times[:n], times[n : 2 * n]
 
 
 def _complete_order(graph: Graph, plan: PlanArrays, events: _Events) -> list[int]:

@@ -3,6 +3,10 @@
 A second call runs where the first one does and is read there alone: what another device reads is
 sent once. So each device is a step of its own, in which a received copy is made by an op that may
 not be called again, and a send that is held is one more reader. What is sent is kept until then.
+
+What one device reads another may overwrite later, and waits for second calls to have read it; a
+device that made them later still would wait for itself. So calls keep to one order of all events in
+which the plan can run: none stands before an op that its device reaches after the write in it.
 """
 
 from __future__ import annotations
@@ -11,16 +15,17 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, storage_owners, writes
 from pardnn.place.recompute.calls import second_calls
 from pardnn.place.recompute.problem import RECEIVE, SEND, nodes_of
 from pardnn.place.recompute.retention import cost_of, empty_schedule
 from pardnn.place.recompute.search import WORK, retention
-from pardnn.plan.plan import Plan
-from pardnn.plan.recompute import SecondCall
+from pardnn.plan.lower import event_times
+from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.recompute import SecondCall, topological_positions
 
 
 def recomputed_plan(
@@ -48,12 +53,15 @@ def recomputed_plan(
     calls: list[SecondCall] = []
     placement = dict(plan.placement)
     order: list[tuple[str, ...]] = []
+    devices = [device_graph(graph, plan, device) for device in range(len(capacities))]
+    lasts = _last_places(graph, plan, devices)
     for device, capacity in enumerate(capacities):
-        local = device_graph(graph, plan, device)
+        local = devices[device]
         own = np.array([seconds[device, number[op.name]] if op.name in number else 0.0
                         for op in local.ops])  # fmt: skip
         rows = np.arange(len(local.ops))
         nodes = nodes_of(local, rows, np.where(np.isfinite(own), own, 0.0))
+        nodes = nodes._replace(latest=np.minimum(nodes.latest, lasts[device]))
         limit = 2**62 if capacity is None else capacity
         found = retention(nodes, limit, seed=seed, work=work)
         schedule = empty_schedule(nodes)
@@ -65,6 +73,49 @@ def recomputed_plan(
     return dataclasses.replace(
         plan, placement=placement, order=tuple(order), recompute=tuple(calls) or None
     )
+
+
+def _last_places(
+    graph: Graph, plan: Plan, devices: Sequence[Graph]
+) -> list[Int64[np.ndarray, " n"]]:
+    """Return, per device and op of its graph, the last op before which it may be called again.
+
+    Args:
+        graph: The graph.
+        plan: A valid plan for it, memory aside.
+        devices: The graph of each device, from `device_graph`.
+    """
+    lasts = [np.full(len(local.ops), len(local.ops), dtype=np.int64) for local in devices]
+    overwritten = _overwritten_elsewhere(graph, plan)
+    if not overwritten:
+        return lasts
+    runs, reached = event_times(graph, plan_arrays(graph, plan))
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    for local, last in zip(devices, lasts, strict=True):
+        places = [i for i, op in enumerate(local.ops) if op.name in number]  # the others: messages
+        moments = reached[[number[local.ops[i].name] for i in places]]
+        for i in places:
+            if writers := overwritten.get(local.ops[i].name):
+                written = min(runs[number[name]] for name in writers)
+                last[i] = ([-1, *places])[np.searchsorted(moments, written)]
+    return lasts
+
+
+def _overwritten_elsewhere(graph: Graph, plan: Plan) -> dict[str, list[str]]:
+    """Return the ops whose inputs other devices overwrite later, each with those that write."""
+    owners = storage_owners(graph.ops)
+    writers: dict[str | None, list[str]] = {}
+    for op in graph.ops:
+        for owner in {owners[name]: None for name in writes(op)}:
+            writers.setdefault(owner, []).append(op.name)
+    position, place = topological_positions(graph), plan.placement
+    found: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for owner in {owners[name]: None for name in op.inputs}:
+            for writer in writers.get(owner, ()):
+                if place[writer] != place[op.name] and position[writer] > position[op.name]:
+                    found.setdefault(op.name, []).append(writer)
+    return found
 
 
 def device_graph(graph: Graph, plan: Plan, device: int) -> Graph:
