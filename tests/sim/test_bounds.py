@@ -223,3 +223,11 @@ def test_degree_of_parallelism_by_hand() -> None:
     ])  # fmt: skip
     found = degree_of_parallelism(graph.arrays, machine_for(graph, cluster_of(2)))
     assert found == pytest.approx(10 / 7)
+
+
+def test_seconds_whose_inverse_is_not_finite_have_bounds() -> None:
+    graph = build_graph("little", [Op(name="a", kind="op", seconds={"accelerator": 1e-310})])
+    machine = machine_for(graph, cluster_of(2))
+    with np.errstate(over="raise"):
+        shares = work_shares(machine._replace(seconds=np.full_like(machine.seconds, 1e-310)))
+    assert np.isfinite(shares).all()

@@ -65,7 +65,7 @@ def work_shares(machine: Machine) -> Float64[ndarray, "w n"]:
     """
     per_class = np.bincount(machine.device_class, minlength=len(machine.seconds))
     total = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0).sum(axis=1)
-    speed = 1.0 / np.where(total > 0, total, 1.0)
+    speed = 1.0 / np.where(total > 1e-300, total, 1.0)  # of less the inverse is not finite
     return np.array(
         [
             (weight[:, None] * machine.seconds).min(axis=0) / (weight @ per_class)
