@@ -213,16 +213,18 @@ def test_a_view_that_was_measured_takes_its_time_however_it_is_cut() -> None:
     assert timed.computation(factor, strategies).tolist() == [3.0] * len(strategies)
 
 
+_VALUES_AND_INDICES = tuple(
+    Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
+    for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
+)
+
+
 def test_a_local_op_is_the_call_on_its_shapes_each_result_of_its_own_type() -> None:
     """Values of 2 bytes, indices of 8: of half of the rows."""
     s = Steps()
     s.source("x", (8, 6), "input")
-    outputs = tuple(
-        Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
-        for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
-    )
     s.ops.append(Op(
-        name="most", kind="aten.max.dim", inputs=("x",), outputs=outputs,
+        name="most", kind="aten.max.dim", inputs=("x",), outputs=_VALUES_AND_INDICES,
         arguments={"args": [{"tensor": "x"}, 1]},
     ))  # fmt: skip
     (call,) = op_calls(s.graph())
@@ -245,12 +247,8 @@ def test_a_local_op_is_the_call_on_its_shapes_each_result_of_its_own_type() -> N
 def test_a_result_that_is_not_computed_has_no_part_in_a_local_op() -> None:
     s = Steps()
     s.source("x", (8, 6), "input")
-    outputs = tuple(
-        Tensor(name=name, bytes=size * 8, shape=(8,), dtype=dtype)
-        for name, size, dtype in (("v", 2, "float16"), ("n", 8, "int64"))
-    )
     s.ops.append(Op(
-        name="three", kind="mylib::three", inputs=("x",), outputs=outputs,
+        name="three", kind="mylib::three", inputs=("x",), outputs=_VALUES_AND_INDICES,
         arguments={"args": [{"tensor": "x"}], "returns": [None, "v", "n"]},
     ))  # fmt: skip
     (call,) = op_calls(s.graph())

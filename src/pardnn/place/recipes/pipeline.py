@@ -13,6 +13,7 @@ plan that fits is kept.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from pardnn.place.ordering.edges import edges_of, placed_bound
 from pardnn.place.ordering.fit import excess_bytes
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
-from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, phases_of
+from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, Phases, phases_of
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, Schedule, unit_times
 from pardnn.place.recipes.stages import Stages, stages_of
 from pardnn.place.recipes.units import Units, units_of
@@ -70,6 +71,11 @@ class CutStep:
     units: dict[tuple[int, float, float], Units] = field(
         default_factory=dict[tuple[int, float, float], Units], init=False, repr=False
     )
+
+    @functools.cached_property
+    def phases(self) -> Phases:
+        """Of each op of the whole graph."""
+        return phases_of(self.whole, self.batched)
 
 
 def place_pipeline(
@@ -134,14 +140,13 @@ def staged(step: CutStep, machine: Machine, name: str) -> Iterator[Units]:
         name: A key of `SCHEDULES`.
     """
     count = machine.num_devices * SCHEDULES[name].chunks
-    phases = phases_of(step.whole, step.batched)
     seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
     byte_seconds = slowest_link(machine)[1]
     for memory, traffic in BALANCES:
         key = count, traffic * byte_seconds, memory
         if key not in step.units:
             stages = stages_of(
-                step.whole, phases, seconds, count, byte_seconds=key[1], memory=memory
+                step.whole, step.phases, seconds, count, byte_seconds=key[1], memory=memory
             )
             step.units[key] = units_of(step.whole, step.cut, stages)
         yield step.units[key]
@@ -170,7 +175,7 @@ def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -
     runs, orders = runnable(arrays, machine), order_rows(plan)
     candidates = staged(step, machine, name)
     if schedule.chunks == 1:  # devices are stages, whatever costs they were balanced by
-        phase = phases_of(step.whole, step.batched).phase
+        phase = step.phases.phase
         units = units_of(step.whole, step.cut, Stages(phase * 0, phase, 1))
         candidates = itertools.chain([units._replace(stage=plan.place)], candidates)
     for units in candidates:

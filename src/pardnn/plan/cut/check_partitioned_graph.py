@@ -289,9 +289,8 @@ def _continued(
     shape, fill, rows = made
     (output,) = op.outputs
     filled = sum(math.prod([b - a for a, b in ends]) for _, ends in rows)
-    if output.name in open_buffers.completed and filled < math.prod(
-        shape
-    ):  # else it is overwritten
+    is_open = filled < math.prod(shape)  # else it is overwritten
+    if is_open and output.name in open_buffers.completed:
         open_buffers.args[output.name] = made
         fill = 0.0 if fill is None else fill
     return _assembled(shape, fill, rows, local, regions)

@@ -34,24 +34,30 @@ def problem_in_pieces(
         totals: See `cut_batch`.
     """
     is_kept = accumulators in (None, count) and not totals
-    if is_kept and count in problem.in_pieces:
-        pieces, inner = problem.in_pieces[count]
-        log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-        return pieces, dataclasses.replace(inner, log=log)
+    known = problem.in_pieces.get(count) if is_kept else None
+    if known is None:
+        pieces = cut_batch(problem.graph, count, accumulators, totals=totals)
+        known = pieces, _cut(problem, pieces)
+    if is_kept:
+        problem.in_pieces[count] = known
+    pieces, inner = known
+    log = SearchLog(within=problem.log, part=f"{count} pieces, ")
+    return pieces, dataclasses.replace(inner, log=log)
+
+
+def _cut(problem: Problem, pieces: Pieces) -> Problem:
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
-    pieces = cut_batch(graph, count, accumulators, totals=totals)
     cut = build_graph(graph.name, pieces.ops)
     cut = dataclasses.replace(cut, is_captured=graph.is_captured)
     if costs.is_measured:
         known = scaled_costs(graph, costs, cut)
     else:
         known = partitioned_costs(graph, cut, cluster, costs)
-    step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
-    log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    inner = constrained(dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log))
-    if is_kept:
-        problem.in_pieces[count] = pieces, inner
-    return pieces, inner
+    step = CutStep(
+        graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch),
+        len(pieces.points) - 1,
+    )  # fmt: skip
+    return constrained(dataclasses.replace(problem, graph=cut, costs=known, cut=step))
 
 
 def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
