@@ -11,8 +11,6 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
-from pardnn.shard.cache import forget
-from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Opaque, Reducer
 
@@ -56,15 +54,11 @@ LIBRARIES: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "USERS", {})
-    registry.find.cache_clear()
-    forget()
+def own_libraries(own_registry: None) -> Iterator[None]:
     yield
     for made in LIBRARIES:
         made._destroy()
     LIBRARIES.clear()
-    registry.find.cache_clear()
 
 
 def planned(graph: Graph) -> Plan:

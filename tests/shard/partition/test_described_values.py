@@ -7,7 +7,7 @@ less, where its results lie must be as said, and together they must be the whole
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ from pardnn.shard.tdl.language import (
 from pardnn.shard.tdl.registry import describe
 from tests.shard.partition.test_loop_cut import is_outside
 
-pytestmark = pytest.mark.jit  # no kernels: once is enough
+#: No kernels: once is enough.
+pytestmark = [pytest.mark.jit, pytest.mark.usefixtures("own_registry")]
 
 Values = dict[tuple[int, ...], float]
 Reads = dict[int, tuple[Read, set[tuple[int, ...]]]]
@@ -60,16 +61,6 @@ Runs = Mapping[str, range]
 COMBINE: Any = {
     "sum": sum, "mean": lambda v: sum(v) / len(v), "max": max, "min": min, "prod": math.prod,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "USERS", {})
-    registry.find.cache_clear()
-    forget()
-    yield
-    registry.find.cache_clear()
-    forget()
 
 
 def at(index: Affine, env: Mapping[str, int]) -> int:

@@ -1,7 +1,6 @@
 """Strategies as data: which loops of an operator can be cut, and what each worker needs."""
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
-from pardnn.shard.cache import forget
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.call import Call, walk
@@ -26,20 +24,11 @@ from pardnn.shard.partition.strategy import (
 )
 from pardnn.shard.partition.worker_ops import WorkerOp, partition, worker_ops_of
 from pardnn.shard.search.alignment import alignment_of
-from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Reducer, Sum
 from pardnn.shard.tdl.registry import describe
 
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "USERS", {})
-    registry.find.cache_clear()
-    forget()
-    yield
-    registry.find.cache_clear()
-    forget()
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
 def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:
