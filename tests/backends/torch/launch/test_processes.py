@@ -66,10 +66,18 @@ def children(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     for rank, child in enumerate(found):
         (tmp_path / f"pid-{rank}").write_text(str(child.pid))
     found[1].send_signal(signal.SIGSTOP)
+    wait_for_state(found[1], "T")
     yield found
     for child in found:
         child.kill()
         child.wait()
+
+
+def wait_for_state(child: subprocess.Popen[bytes], state: str) -> None:
+    """Wait until a signal sent to it has arrived."""
+    deadline = time.monotonic() + 20
+    while processes._state(child.pid) != state and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def job_of_two(timeout_s: float) -> Job:
@@ -93,11 +101,22 @@ def test_a_stopped_rank_is_ended_and_named(
     assert "SIGSTOP" in error["message"]
 
 
+@pytest.mark.parametrize("stopped_at_once", [True, False])
 def test_a_stopped_rank_has_no_time_to_end_once_another_one_has_failed(
-    tmp_path: Path, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    children: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stopped_at_once: bool,
 ) -> None:
+    """A signal takes a while to arrive, so it may be stopped after the failure was seen."""
     monkeypatch.setattr(processes, "SHUTDOWN_S", 1000)
     write_result(tmp_path, 0, {"error": {"code": "E701", "message": "m", "details": {}}})
+    if not stopped_at_once:
+        children[1].send_signal(signal.SIGCONT)
+        wait_for_state(children[1], "S")
     with processes._none_left(tmp_path, job_of_two(1000)):
+        time.sleep(2 * processes._WATCH_S)
+        children[1].send_signal(signal.SIGSTOP)
         assert children[1].wait(20) == -signal.SIGKILL
     assert children[0].poll() is None

@@ -165,12 +165,15 @@ def _none_left(directory: Path, job: Job) -> Iterator[None]:
                     _blame_stopped(directory, rank, _waited(since, rank))
             if done.wait(_WATCH_S):
                 return
-        for rank in range(num_ranks):
-            if _state(read_pid(directory, rank)) == "T":  # it cannot heed SIGTERM
-                _kill_child(read_pid(directory, rank))
-        if not done.wait(SHUTDOWN_S):
+        killed_at = time.monotonic() + SHUTDOWN_S
+        while time.monotonic() < killed_at:
             for rank in range(num_ranks):
-                _kill_child(read_pid(directory, rank))
+                if _state(read_pid(directory, rank)) == "T":  # it cannot heed SIGTERM
+                    _kill_child(read_pid(directory, rank))
+            if done.wait(_WATCH_S):
+                return
+        for rank in range(num_ranks):
+            _kill_child(read_pid(directory, rank))
 
     watcher = threading.Thread(target=watch, name="pardnn-watch", daemon=True)
     watcher.start()
