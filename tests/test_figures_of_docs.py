@@ -20,7 +20,7 @@ from pardnn.backends.torch.launch import processes, rank
 from pardnn.backends.torch.profile import of_file, ping_pong
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.user_step import content_guards
-from pardnn.checkpoint import disk
+from pardnn.checkpoint import pieces
 from pardnn.cost import host_link
 from pardnn.place.baselines import exact
 from pardnn.place.pardnn import step1_makespan
@@ -48,7 +48,7 @@ CONSTANTS = {
     ("baselines.md", "60"): exact.SOLVER_SECONDS,
     ("checkpoints.md", "2"): stop_signal.ONE_SIGNAL_S,
     ("checkpoints.md", "10"): ALL_END_S,
-    ("checkpoints.md", "16"): disk._WRITE_BYTES / MIB,
+    ("checkpoints.md", "16"): 2 * pieces.CHUNK_BYTES / MIB,
     ("checkpoints.md", "30"): AGENT.parameters["shutdown_timeout"].default,
     ("commands.md", "10"): 100 * PlanOptions().reserve,
     ("concepts.md", "1"): content_guards._MAX_BYTES / MIB,
