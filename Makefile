@@ -127,7 +127,8 @@ plan-mutants: $(STAMP)
 	PLAN_MUTANTS=400 $(BIN)/python -m pytest -q -s tests/planner/torch/test_mutants_of_plans.py
 
 # What was found is kept in .mutants: a run that was cut goes on, and after new tests survivors alone
-# are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.
+# are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path,
+# FLAGS='--survivors bench/results/DATE_mutants.md' those that survived on a page, to write there what catches them now.
 mutants: $(STAMP)
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m bench mutants $(FLAGS)
 	$(BIN)/python -m bench mutants $(FLAGS)

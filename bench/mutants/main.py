@@ -4,6 +4,9 @@ Mutants are sampled by a seed. What was found is kept in `.mutants/`, so a run t
 where it was, and after new tests only survivors are asked again. `--only PATH` takes the files
 below a path, `--sample 0` all mutants, `--again` forgets survivors' verdicts.
 
+`--survivors PAGE` asks those that survived on a page, and writes there which tests, written since,
+catch them; the shares on the page are still those of its sample.
+
 Kernels are changed where they run as plain Python (`NUMBA_DISABLE_JIT=1`), all other functions
 where kernels are compiled, beside the tests that are too large for plain Python. So a sample takes
 two runs; the page is of what both have found. `--told` writes the page of a run that was cut.
@@ -52,6 +55,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--told", action="store_true", help="ask nothing: write the page")
     parser.add_argument("--again", action="store_true", help="ask survivors again")
+    parser.add_argument("--survivors", help="ask the survivors on this page, and write it anew")
     parser.add_argument("--page", help="write the page here; default: none if --only is given")
     options = parser.parse_args(argv)
     if options.told:
@@ -100,17 +104,31 @@ class _Plugin:
         }
         paths = _paths(self._options.only)
         verdicts = run(items, paths, self._options)
-        if self._options.page or not self._options.only:
+        if self._options.page or self._options.survivors or not self._options.only:
             _write(verdicts, self._options)
         return True
 
 
 def _write(found: list[page.Found], options: argparse.Namespace) -> None:
-    print(f"written: {page.write(found, _sample(_paths(options.only), options), options)}")
+    if options.survivors is None:
+        print(f"written: {page.write(found, _sample(_paths(options.only), options), options)}")
+        return
+    text = Path(options.survivors).read_text(encoding="utf-8")
+    there = {mutant.key for mutant in _all(_paths([]))}
+    path = Path(options.page or options.survivors)
+    path.write_text(page.asked_again(text, found, there), encoding="utf-8")
+    print(f"written: {path}")
 
 
 def _sample(paths: list[Path], options: argparse.Namespace) -> list[Mutant]:
-    return mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
+    if options.survivors is None:
+        return mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
+    survived = page.survivors_of(Path(options.survivors).read_text(encoding="utf-8"))
+    return [mutant for mutant in _all(paths) if mutant.key in survived]
+
+
+def _all(paths: list[Path]) -> list[Mutant]:
+    return mutations.sampled(ROOT, paths, sys.maxsize, 0)
 
 
 def _paths(only: list[str]) -> list[Path]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ LEAST_S = 5.0
 REASONS = Path(__file__).with_name("survivors.toml")
 CAUGHT = ("caught", "timed out", "crashed")
 
+#: A survivor on a page: its file, line, function and change, and why it survives.
+ROW = re.compile(r"\| (\S+):\d+ `(.+?)` \| `(.+?)` \| (.*) \|")
+SINCE, GONE = "caught since by", "its code has changed since"
 
 #: A mutant, how it ended, and the test that says so.
 Found = tuple[Mutant, str, Any]
@@ -98,6 +102,51 @@ def text_of(
         unknown = "no test runs it" if mutant in unseen else "no test tells them apart"
         reason = reasons.get(mutant.key, unknown)
         lines.append(f"| {where} | `{change}` | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def survivors_of(text: str) -> list[str]:
+    """Return what the survivors on a page are called."""
+    return [_key(row) for row in map(ROW.fullmatch, text.splitlines()) if row]
+
+
+def _key(row: re.Match[str]) -> str:
+    change = row[3].replace("\\|", "|")
+    return f"src/pardnn/{row[1]}::{row[2]}::{change}"
+
+
+def asked_again(text: str, found: Sequence[Found], there: Container[str]) -> str:
+    """Return a page whose survivors say which tests catch them now; its shares stay as they are.
+
+    Args:
+        text: The page.
+        found: Of the survivors that were asked; the others say what they said.
+        there: What mutants of the code of today are called.
+    """
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    tests = {mutant.key: test for mutant, verdict, test in found if verdict in CAUGHT}
+    lines = list[str]()
+    for line in text.splitlines():
+        row = ROW.fullmatch(line)
+        if row is None:
+            lines += [] if line.startswith("Of these ") else [line]
+            continue
+        key, why = _key(row), row[4]
+        if key in tests:
+            why = f"{SINCE} `{tests[key]}`".replace("|", "\\|")
+        elif not why.startswith(SINCE):
+            why = reasons.get(key, why) if key in there else GONE
+        lines.append(f"{line[: row.start(4)]}{why} |")
+    rows = [row[4] for row in map(ROW.fullmatch, lines) if row]
+    caught, gone = (sum(why.startswith(each) for why in rows) for each in (SINCE, GONE))
+    at = lines.index("## Survivors") + 1
+    lines.insert(
+        at + 1,
+        f"Of these {len(rows)}, {caught} are caught by tests written since, and the code of {gone} "
+        "has changed; shares above are those of the run.",
+    )
+    if lines[at + 2]:
+        lines.insert(at + 2, "")
     return "\n".join(lines) + "\n"
 
 

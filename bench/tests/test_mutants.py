@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from bench.mutants.mutations import Mutant, mutants_of, mutated
-from bench.mutants.page import REASONS, text_of
+from bench.mutants.page import REASONS, asked_again, survivors_of, text_of
 from bench.mutants.record import Record, places_of
 
 SOURCE = '''
@@ -99,3 +99,36 @@ def test_a_run_that_was_cut_says_what_it_makes_of_the_sample() -> None:
     assert "| sim | 3 | 1 | 1 | 0 | 1 | 66.7% |" in text
     assert "| sim/a.py:3 `f` | `3 -> 0` | no test runs it |" in text
     assert "was cut" not in text_of(found, sample[:3], options, "today")
+
+
+def test_survivors_on_a_page_say_which_tests_catch_them_since() -> None:
+    """Run after run, as kernels and the rest are; the shares are those of the sample."""
+    path = "src/pardnn/sim/a.py"
+    changes = ("a | b -> a & b", "1 -> 2", "2 -> 3", "3 -> 4", "4 -> 5")
+    mutants = [Mutant(path, "C.f", text, n, range(n), n) for n, text in enumerate(changes, 1)]
+    known = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    key, reason = next((k, v) for k, v in known.items() if "|" not in k)
+    file, function, change = key.split("::")
+    old = Mutant(file, function, change, 6, range(6), 6)
+    verdicts = ("survived", "survived", "not run", "survived", "caught", "survived")
+    found = [(m, v, None) for m, v in zip([*mutants, old], verdicts, strict=True)]
+    options = argparse.Namespace(seed=3, budget=4.0)
+    page = text_of(found, [*mutants, old], options, "today").replace(reason, "no reason")
+    one, other, _, gone, _ = mutants
+    assert set(survivors_of(page)) == {m.key for m in [*mutants[:4], old]}
+    there = {m.key for m in [*mutants, old] if m is not gone}
+    test = "tests/sim/test_a.py::test_f[a|b]"
+    first = asked_again(page, [(one, "caught", test), (other, "survived", None)], there)
+    page_since = asked_again(first, [(other, "timed out", "tests/b.py::g")], there)
+    rows = {line.split(" | ")[0]: line for line in page_since.splitlines() if "sim/a.py" in line}
+    assert rows["| sim/a.py:1 `C.f`"].endswith(
+        r"| `a \| b -> a & b` | caught since by `tests/sim/test_a.py::test_f[a\|b]` |"
+    )
+    assert rows["| sim/a.py:2 `C.f`"].endswith("| `1 -> 2` | caught since by `tests/b.py::g` |")
+    assert rows["| sim/a.py:3 `C.f`"].endswith("| `2 -> 3` | no test runs it |")
+    assert rows["| sim/a.py:4 `C.f`"].endswith("| `3 -> 4` | its code has changed since |")
+    assert f"| {reason} |" in page_since
+    told = "Of these 5, 2 are caught by tests written since, and the code of 1 has changed;"
+    assert page_since.count("Of these") == page_since.count(told) == 1
+    assert page_since.split("## Survivors")[0] == page.split("## Survivors")[0]
+    assert set(survivors_of(page_since)) == set(survivors_of(page))

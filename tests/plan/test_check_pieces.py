@@ -311,6 +311,7 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
     ),
     "rows of no count": ("l:rows", _with(name="l:lines"), "combines no pieces so"),
     "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
+    "no arguments": ("x:slice@0", _with(arguments=None), r"make no sense \('args'\)"),
 }  # fmt: skip
 
 
@@ -319,6 +320,17 @@ def test_a_fault_is_named(fault: str) -> None:
     name, change, message = FAULTS[fault]
     problems = _problems(_at(name, change))
     assert any(re.search(message, problem) for problem in problems), problems
+
+
+@pytest.mark.parametrize("shape", [None, (0, 2)])
+def test_a_mean_of_no_or_of_unknown_elements_has_no_share(shape: tuple[int, ...] | None) -> None:
+    graph, pieces = _graph(), _pieces(_graph())
+    h = _with(outputs=(dataclasses.replace(_tensor("h", ()), shape=shape),))
+    k = _arguments({"tensor": "d"}, 1.0)
+    graph = build_graph("by hand", [_at("h", h)(op) or op for op in graph.ops])
+    ops = tuple(_at("k:share", k)(op) or op for op in pieces.ops)
+    found = list(pieces_problems(graph, dataclasses.replace(pieces, batch={}, ops=ops)))
+    assert any("'k:share': it is no op of the graph" in problem for problem in found), found
 
 
 def test_a_join_is_of_the_pieces_themselves() -> None:

@@ -80,9 +80,11 @@ def test_devices_have_names_before_numbers() -> None:
         with pytest.raises(UsageError) as error:
             raise_unknown(device, cluster)
         assert "There are 2 devices, 0 to 1 (x, 0)." in error.value.message
+    with pytest.raises(UsageError, match=r"There are 2 devices, 0 to 1 \(no names\)\."):
+        raise_unknown("x", None)
 
 
-def raise_unknown(device: int | str, cluster: Cluster) -> None:
+def raise_unknown(device: int | str, cluster: Cluster | None) -> None:
     from pardnn.plan.constraints import named
 
     named((pin("a", device),), GRAPH, GRAPH, cluster, 2)

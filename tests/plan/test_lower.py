@@ -2,7 +2,8 @@
 
 from hypothesis import given
 
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
 from pardnn.plan.lower import lower, lower_messages
 from pardnn.plan.plan import Message, Plan, plan_arrays
@@ -21,6 +22,27 @@ def test_each_action_comes_where_its_own_rule_says(pair: tuple[Graph, Plan]) -> 
     assert alone.messages == lowered.messages
     for few, all_of_them in zip(alone.ranks, lowered.ranks, strict=True):
         assert list(few) == [a for a in all_of_them if isinstance(a, Send | Receive | Wait)]
+
+
+def test_a_receive_that_waits_for_its_turn_alone_is_posted_before_a_rank_waits_for_a_send() -> None:
+    """`b` is made of `a`, so it comes later in the global order; its buffer was there first."""
+    reads = {"a": (), "b": ("a",), "c": ("b",)}
+    graph = build_graph("there and back", [
+        Op(name=name, kind="op" if inputs else "input", inputs=inputs,
+           outputs=(Tensor(name=name, bytes=8),))
+        for name, inputs in reads.items()
+    ])  # fmt: skip
+    plan = Plan(
+        placement={"a": 1, "b": 0, "c": 1}, order=(("b",), ("a", "c")),
+        messages=(
+            Message(tensor="a", source=1, target=0, post_before="b", hold_until="a"),
+            Message(tensor="b", source=0, target=1, post_before="a"),
+        ),
+    )  # fmt: skip
+    assert lower(graph, plan).ranks[1] == (
+        Allocate(1), Compute("a"), Send(0), Receive(1), Wait(0), Free(("a",)), Wait(1),
+        Compute("c"), Free(("b",)), Free(("c",)),
+    )  # fmt: skip
 
 
 def naive_actions(

@@ -67,6 +67,19 @@ def test_second_calls_run_before_what_reads_them_and_free_the_first_results() ->
     assert rewritten["w2"].after == ("a", "b", "c", "a~2", "b~2")
 
 
+def test_arguments_by_name_are_those_of_the_second_call_too() -> None:
+    named = {"other": {"tensor": "a"}, "alpha": 2, "dtype": {"dtype": "float32"}}
+    arguments = {"args": [{"tensor": "x"}], "kwargs": named}
+    b = dataclasses.replace(op("b", "x", "a"), arguments=arguments)
+    graph = build_graph("named", [op("x", kind="input"), op("a", "x"), b, op("gb", "b")])
+    calls = (SecondCall(op="a", readers=("b~2",)), SecondCall(op="b", readers=("gb",)))
+    rewritten = {each.name: each for each in graph_with_calls(graph, calls).ops}
+    assert rewritten["b~2"].arguments == {
+        "args": [{"tensor": "x"}], "kwargs": named | {"other": {"tensor": "a~2"}},
+    }  # fmt: skip
+    assert rewritten["b"].arguments == arguments
+
+
 def test_all_other_rules_hold_beside_second_calls() -> None:
     graph, plan = chain(), planned(chain(), TWICE)
     row = list(plan.order[0])

@@ -61,6 +61,10 @@ def pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
             yield f"pieces: op {op.name!r:.60}: {problem}"
 
 
+def _args(op: Op) -> list[Any]:
+    return (op.arguments or {})["args"]
+
+
 @final
 class _Checker:
     """Follows what each tensor of a cut graph is."""
@@ -92,14 +96,14 @@ class _Checker:
     def problem(self, op: Op) -> str | None:
         """Return what is wrong with an op, and note what its results are."""
         if op.kind == FETCH:
-            shape = (op.arguments or {})["args"][0]
+            shape = _args(op)[0]
             if tuple(shape) != op.outputs[0].shape:
                 return f"it makes {list(shape)}, its result is of {op.outputs[0].shape}"
         if op.name in self.whole:
             return self._same(op, self.whole[op.name])
         if op.name in self.part_of:
             return self._part(op, *self.part_of[op.name])
-        args, (output,) = (op.arguments or {})["args"], op.outputs
+        args, (output,) = _args(op), op.outputs
         found = self._helper(op, args)
         if found is None:
             return f"it is no op of the graph, and {op.kind!r:.40} combines no pieces so"
@@ -111,7 +115,7 @@ class _Checker:
             self.meaning[tensor.name] = _Meaning("whole", tensor.name)
         if op.outputs != whole.outputs:
             return "its results are not those of the graph"
-        if op.kind == FETCH and (op.arguments or {})["args"][2] == [] and not op.inputs:
+        if op.kind == FETCH and _args(op)[2] == [] and not op.inputs:
             name = whole.kind.removeprefix("aten.").rpartition(".")[0]
             return None if name.endswith("_like") or name.startswith("new_") else "it reads nothing"
         if (op.kind, op.inputs, op.arguments) != (whole.kind, whole.inputs, whole.arguments):
@@ -120,7 +124,7 @@ class _Checker:
         return f"it reads {wrong[0]!r:.60} before it is whole" if wrong else None
 
     def _part(self, op: Op, whole: Op, piece: int) -> str | None:
-        args = (op.arguments or {})["args"]
+        args = _args(op)
         total: _Meaning | None = None
         if op.kind == INTO.get(whole.kind):
             total = self._taken(args[0]["tensor"], whole.outputs[0].name)
@@ -212,9 +216,10 @@ class _Checker:
 
     def _share(self, reader: str, args: Any, read: list[_Meaning]) -> _Meaning | None:
         """Return the gradient of a loss that a share of it stands for: of a mean of elements."""
-        grad, of = (each["tensor"] for each in (self.whole[reader].arguments or {})["args"][:2])
-        number = math.prod(self.tensors[of].shape or ())
-        is_share = args[1] == 1 / number and read == [_Meaning("whole", grad)]
+        grad, of = (each["tensor"] for each in _args(self.whole[reader])[:2])
+        shape = self.tensors[of].shape
+        number = 0 if shape is None else math.prod(shape)
+        is_share = number > 0 and args[1] == 1 / number and read == [_Meaning("whole", grad)]
         return _Meaning("share", grad) if is_share else None
 
     def _joins(self, of: str, args: Any) -> bool:

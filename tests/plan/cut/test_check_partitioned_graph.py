@@ -221,6 +221,10 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d.update(args=[1]))),
         "make no sense",
     ),
+    "no arguments": (
+        lambda p: changed(p, "h:sum@0", lambda op: dataclasses.replace(op, arguments=None)),
+        "'h:sum@0': its arguments make no sense",
+    ),
 }
 
 

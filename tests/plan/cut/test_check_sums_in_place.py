@@ -171,6 +171,10 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
         lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, arguments=None)),
         "'s@0' adds in place, but it does not return its first argument",
     ),
+    "a sum of no op of the graph": (
+        lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, name="more@0")),
+        f"'more@0' ({ADD_IN_PLACE}) is a local op of no op of the graph",
+    ),
     "two results": (
         lambda p: with_ops(
             p, s=lambda op: dataclasses.replace(op, outputs=(*op.outputs, tensor("more")))

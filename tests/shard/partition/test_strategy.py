@@ -194,6 +194,19 @@ def test_extents_of_workers_differ_by_one() -> None:
     ]  # fmt: skip
 
 
+def test_an_operator_that_is_described_anew_is_what_was_said_last() -> None:
+    """By the same function: a view that reads a neighbour cannot be cut there."""
+
+    def neighbours(x: Any) -> Any:
+        return lambda i, j: Opaque()(x.padded()[i, j], x.padded()[i + 1, j])
+
+    made = call("test::neighbours", "x", outputs=((8, 6),), x=(8, 6))
+    for is_exact, loops in ((False, ["i", "j"]), (True, ["j"]), (False, ["i", "j"])):
+        describe("test::neighbours", is_exact=is_exact)(neighbours)
+        assert list(by_loop(made)) == loops
+        assert cuttable_loops(intern_call(made)) == tuple(loops)
+
+
 def test_rounded_indices_keep_cuts_to_multiples() -> None:
     @describe("test::repeat_each")
     def repeat_each(x: Any) -> Any:

@@ -209,6 +209,16 @@ def test_icml18_adds_up_no_partial_results() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_few_boxes_at_a_time_are_the_same_bytes(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Rows of 8 x 4 by 4 x 2: each of two devices gets the other's four elements of w."""
+    monkeypatch.setattr(objective_bytes, "_AT_ONCE", at_once)
+    tables = CostTables(make_problem(matmul(8, 4, 2), NEEDED), BytesObjective(), (2,))
+    assert recursive_search(tables).cost == 2 * 4 * 4
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_a_sum_to_one_number_is_exchanged(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Each of two devices gets the other's part: an element each, however many fit at a time."""
     s = Steps()

@@ -249,8 +249,8 @@ def _multiples(divided: Sequence[Affine], name: str) -> frozenset[int]:
 
 
 def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Analysis:
-    roles = [None if output is None else _Roles(output.value) for output in outputs]
-    pairs = [(o, r) for o, r in zip(outputs, roles, strict=True) if o is not None and r is not None]
+    known = [None if output is None else (output, _Roles(output.value)) for output in outputs]
+    pairs = [pair for pair in known if pair is not None]
     uncuttable = {name for _, role in pairs for name in role.uncuttable}
     ordered = [name for output, role in pairs for name in (*output.names, *role.reducers)]
     extents = _extents(outputs)
@@ -269,10 +269,7 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
         tuple(
             Access(r.slot, tuple(map(_span, r.index)), r.outside, r.fill, r.content) for r in reads
         ),
-        tuple(
-            None if o is None or r is None else _write(o, r)
-            for o, r in zip(outputs, roles, strict=True)
-        ),
+        tuple(None if pair is None else _write(*pair) for pair in known),
         attributes,
         frozenset(read.slot for read in reads if read.content),
     )

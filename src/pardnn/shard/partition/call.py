@@ -118,8 +118,7 @@ def skeleton_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sk
     names: list[str] = []
     structure = tuple([_plain(value, names) for value in args])
     named = tuple([(key, _plain(value, names)) for key, value in kwargs.items()]) if kwargs else ()
-    description = description_of(kind)
-    return Skeleton((kind, description and description.function, structure, named), tuple(names))
+    return Skeleton((kind, description_of(kind), structure, named), tuple(names))
 
 
 def _plain(value: Any, names: list[str]) -> Any:

@@ -238,7 +238,7 @@ def extents_in(nest: LoopNest, dim_sizes: DimSizes) -> dict[str, int]:
         sizes = fixed.union([dim_sizes[column] for column in columns])
         if len(sizes) == 1:
             (found[name],) = sizes
-        elif sizes and name in nest.analysis.loops:
+        elif name in nest.analysis.loops:
             raise DescriptionError(f"variable {name!r} runs over dims of sizes {sorted(sizes)}")
     return found
 
