@@ -1,8 +1,11 @@
 """The order of least peak: that of all orders on tiny graphs, and never above eager frees."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.single import place_single
@@ -16,6 +19,7 @@ from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, limited, machine_for
 from tests.reference import least_limit
 from tests.reference import pardnn as naive
+from tests.reference.least_peak import Annealer
 from tests.strategies import FAMILIES, random_graph
 
 
@@ -37,6 +41,33 @@ def test_no_order_of_a_tiny_graph_has_a_lower_peak(monkeypatch) -> None:
         assert found == least_limit.least_peak(graph, [0] * len(graph.ops))
         lowered += found < peak_of(graph.arrays, eager_free_positions(graph.arrays))
     assert lowered > 3
+
+
+def in_hundreds(graph: Graph) -> Graph:
+    """A hundred times the bytes: a target of 99 % is whole, and so are sums above it."""
+    return build_graph("hundreds", [
+        dataclasses.replace(op, workspace=100 * op.workspace, outputs=tuple(
+            dataclasses.replace(tensor, bytes=100 * tensor.bytes) for tensor in op.outputs
+        ))
+        for op in graph.ops
+    ])  # fmt: skip
+
+
+def test_moves_are_those_of_an_annealer_who_sums_up_anew() -> None:
+    lowered = 0
+    for seed in range(16):
+        graph = in_hundreds(random_graph(seed, 9, FAMILIES[seed % 6], memory=seed % 3 > 0))
+        start = np.argsort(file_positions(graph.arrays)).astype(np.int64)
+        twin, best = Annealer(graph, start.tolist()), start.copy()
+        peak = max(twin.held(twin.order))
+        assert int(0.99 * peak) == 0.99 * peak
+        step = least_peak._step_of(graph.arrays)
+        least_peak._search_kernel(step, least_peak._room_for_order(step), 4000.0, 0.25, best)
+        twin.anneal(3000.0)
+        lowered += max(twin.held(twin.order)) < peak
+        twin.shorten(1000.0)
+        assert best.tolist() == twin.order
+    assert lowered > 5
 
 
 @pytest.mark.jit  # as plain Python the search takes minutes

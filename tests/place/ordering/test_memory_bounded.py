@@ -1,10 +1,12 @@
 """Memory-constrained schedules: valid, and as fast as memory allows."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan, memory_bounded_plan
@@ -59,3 +61,41 @@ def test_room_buys_time() -> None:
     assert times[1] < times[0]
     free = simulate(graph, machine, schedule(graph, machine, place)).makespan
     assert times[1] <= free * (1 + 1e-12)
+
+
+def by_hand(order: str, reads: dict[str, str], sizes: dict[str, int]) -> Graph:
+    """Ops of a second each, named by a letter, in an order; `w` writes what it reads in place."""
+    return build_graph("by hand", [
+        Op(name=name, kind="aten.add_.Tensor" if name == "w" else "aten.mm.default",
+           inputs=tuple(reads.get(name, "")), seconds={"accelerator": 1.0},
+           memory="reference" if name == "w" else "normal",
+           outputs=(Tensor(name=name, bytes=sizes.get(name, 0),
+                           alias_of=reads["w"] if name == "w" else None),))
+        for name in order
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("order", "posted"), [("tewfc", "e"), ("tefwc", "f"), ("twefc", "e"), ("tefcw", "c")]
+)
+def test_what_is_sent_leaves_before_it_is_overwritten(order: str, posted: str) -> None:
+    """`w` overwrites `t` where it is; `c` on the other device reads what `t` was, also after it."""
+    graph = by_hand(order, {"w": "t", "c": "t"}, {"t": 8})
+    place = np.array([int(name in "efc") for name in order])
+    plan = latest_slot_plan(graph.arrays, 2, place, np.arange(5), first_overwrites(graph))
+    found = plan_from_arrays(graph, plan)
+    assert [message.post_before for message in found.messages] == [posted]
+    assert plan_problems(graph, found, cluster_of(2)) == []
+    simulate(graph, machine_for(graph, cluster_of(2)), plan)
+
+
+def test_room_to_the_last_byte_is_spent_on_sends() -> None:
+    """`x` is read till `a` runs. On its way it stays for `b`, and `y` with it, until after that."""
+    reads = {"r": "xy", "a": "x"}
+    graph = by_hand("xyrabc", reads, {"x": 10, "y": 10})
+    place, machine = np.array([0, 0, 1, 0, 0, 0]), machine_for(graph, cluster_of(2, latency=2.5))
+    written, free = first_overwrites(graph), np.arange(6)
+    plan = memory_bounded_plan(graph.arrays, machine, place, free, [20, None], written)
+    found = plan_from_arrays(graph, plan)
+    assert {m.tensor: m.hold_until for m in found.messages} == {"x": "b", "y": "c"}
+    assert peaks(graph.arrays, plan)[0] == 20
