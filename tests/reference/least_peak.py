@@ -56,8 +56,9 @@ class Annealer:
             if draw >= 0.6:
                 to = low + int(next(self.random) * (high - low + 1))
             done += EACH + 3 * (abs(to - self.order.index(op)) + 1)
-            if others[:to] + [op] + others[to:] != self.order:
-                yield others[:to] + [op] + others[to:], done
+            others.insert(to, op)
+            if others != self.order:
+                yield others, done
 
     def anneal(self, work: float) -> None:
         """Lower the peak; the order is then that of the lowest one."""

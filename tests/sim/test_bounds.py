@@ -102,6 +102,15 @@ def test_intervals_by_hand(graph: Graph) -> None:
     assert cut_seconds(a, machine, share) <= seconds.sum() + 1e-9  # all on one device
 
 
+def test_an_interval_with_less_than_a_second_of_work_counts() -> None:
+    """Two ops of a quarter of a second on two devices, one after the other: 1/4 + 1/8.
+
+    After the first and before the second, 1/2 in sum, there is nothing to do.
+    """
+    head, tail, share = np.array([0.0, 0.25]), np.array([0.25, 0.0]), np.array([0.125, 0.125])
+    assert interval_seconds(head, tail, share) == 0.375
+
+
 @given(
     graph=graphs(max_ops=10, shuffled=True),
     latency=st.sampled_from([0.0, 0.25]),

@@ -10,7 +10,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.edges import Edges, edges_of, placed_bound
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan
-from pardnn.place.ordering.memory_safe import safe_schedule
+from pardnn.place.ordering.memory_safe import TRIALS, safe_schedule
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.ordering.storages import reserve_of, storages_of
 from pardnn.plan.check import plan_problems
@@ -178,3 +178,19 @@ def test_what_is_read_again_is_held_until_then() -> None:
     key = {"x": 0.0, "b": 1.0, "w": 2.0, "a": 3.0, "z": 4.0}
     assert ordered(graph, key, 16, np.inf) == "xbawz"
     assert ordered(graph, key, 20, np.inf) == "xbwaz"
+
+
+def test_what_has_started_in_its_turn_does_not_start_again() -> None:
+    """More ops than are tried may not start before `x`, which is behind them by key and stays so.
+
+    Each of them makes 10 bytes till its reader has run, and 12 may be held.
+    """
+    many = "pqrstuv"
+    assert len(many) > TRIALS
+    rows = [("x", 10, ""), ("a", 1, "x")]
+    for name in many:
+        rows += [(name, 10, ""), (name.upper(), 0, name)]
+    order = f"xa{''.join(name + name.upper() for name in many)}"
+    graph = by_hand(*rows)
+    key = {name: float(i) for i, name in enumerate(f"{many}xa{many.upper()}")}
+    assert ordered(graph, key, 12, np.inf) == order

@@ -15,8 +15,10 @@ from pardnn.kernels.jit import kernel
 from pardnn.place.ordering.schedule import (
     first_overwrites,
     first_reaching,
+    free_plan,
     ordered_plan,
 )
+from pardnn.plan.plan import plan_arrays, plan_from_arrays
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels
@@ -114,6 +116,17 @@ def test_slots_are_those_of_the_timeline(seed: int) -> None:
     columns = (plan.message_tensor, plan.message_target, plan.message_post, plan.message_hold)
     found = {(t, d): f"before {p}, till {h}" for t, d, p, h in zip(*columns, strict=True)}
     assert found == naive_slots(graph, place, timeline, overwrites)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_that_spends_memory_freely_is_read_back_as_it_is(seed: int) -> None:
+    """Sends that are held to the end have one mark, however the plan was made."""
+    graph = random_graph(seed, 12, FAMILIES[seed])
+    position = np.arange(graph.arrays.num_ops)
+    plan = free_plan(graph.arrays, 3, random_place(graph, 3, seed), position)
+    assert len(plan.message_tensor) > 0
+    again = plan_arrays(graph, plan_from_arrays(graph, plan))
+    assert [column.tolist() for column in again] == [column.tolist() for column in plan]
 
 
 @kernel

@@ -1,5 +1,7 @@
 """The ways of large graphs, taken by small ones: thresholds are set so low that all are large."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,15 @@ from pardnn.graph.ir import Graph
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import pardnn, step1_makespan, step2_memory
 from pardnn.place.pardnn.problem import Problem
-from pardnn.place.pardnn.step1_makespan import is_short, partition, timeline_of
+from pardnn.place.pardnn.step1_makespan import (
+    emulated,
+    improved,
+    is_short,
+    partition,
+    timeline_of,
+)
 from pardnn.place.pardnn.step2_memory import Task, fit_memory
+from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.sim.bounds import work_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
@@ -219,3 +228,42 @@ def test_switches_end_where_they_gain_nothing(
     monkeypatch.setattr(step1_makespan, "switch_critical_path", switch)
     partition(problem_for(random_graph(2, 12, "layered", memory=False), 8))
     assert len(calls) == rounds
+
+
+@pytest.mark.parametrize(("within", "most", "refined"), [(0, 4, 0), (np.inf, 4, 1), (0, 50, 1)])
+def test_clusters_of_large_graphs_that_are_far_behind_are_not_refined(
+    within: float, most: int, refined: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times the makespan of HEFT that clusters may take, and ops above which that counts."""
+    for name, value in (("MANY_OPS", most), ("MAX_OPS", most), ("REFINED_WITHIN", within)):
+        monkeypatch.setattr(step1_makespan, name, value)
+    asked: list[np.ndarray] = []
+
+    def swap(*given: Any) -> np.ndarray:
+        asked.append(given[-1])
+        return swap_clusters(*given)
+
+    monkeypatch.setattr(step1_makespan, "swap_clusters", swap)
+    partition(problem_for(random_graph(2, 14, "layered", memory=False), 3))
+    assert len(asked) == refined
+
+
+@pytest.mark.parametrize(("work", "passes"), [(7, 7), (100, step1_makespan.MAX_PASSES)])
+def test_passes_are_bounded_by_work_and_by_number(
+    work: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as each is faster than the one before it; work in passes over the graph."""
+    problem = problem_for(random_graph(2, 12, "layered", memory=False))
+    monkeypatch.setattr(step1_makespan, "PASS_OPS", work * problem.arrays.num_ops)
+    start = emulated(problem, np.zeros(problem.arrays.num_ops, dtype=np.int64))
+    made: list[float] = []
+
+    def faster(*_: Any) -> step1_makespan.Candidate:
+        made.append(start.makespan * 0.9 ** (len(made) + 1))
+        assert len(made) <= passes
+        return start._replace(makespan=made[-1])
+
+    monkeypatch.setattr(step1_makespan, "_one_pass", faster)
+    anywhere = np.full(len(problem.runs), -1)
+    assert improved(problem, start, anywhere).makespan == made[-1]
+    assert len(made) == passes
