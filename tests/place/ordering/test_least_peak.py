@@ -55,7 +55,7 @@ def in_hundreds(graph: Graph) -> Graph:
 
 def test_moves_are_those_of_an_annealer_who_sums_up_anew() -> None:
     lowered = 0
-    for seed in range(16):
+    for seed in range(8):
         graph = in_hundreds(random_graph(seed, 9, FAMILIES[seed % 6], memory=seed % 3 > 0))
         start = np.argsort(file_positions(graph.arrays)).astype(np.int64)
         twin, best = Annealer(graph, start.tolist()), start.copy()
@@ -67,7 +67,7 @@ def test_moves_are_those_of_an_annealer_who_sums_up_anew() -> None:
         lowered += max(twin.held(twin.order)) < peak
         twin.shorten(1000.0)
         assert best.tolist() == twin.order
-    assert lowered > 5
+    assert lowered > 2
 
 
 @pytest.mark.jit  # as plain Python the search takes minutes
