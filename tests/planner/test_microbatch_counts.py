@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -64,6 +66,32 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     names = ["pardnn", microbatched.STAGES]
     found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", whole))
     assert ((found.algorithm, found.makespan_s), asked) == (best, tried)
+
+
+def test_cuts_of_the_whole_batch_are_bounded_by_what_is_quick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def in_pieces(problem: Any, count: int, names: list[str], decide: Any, **_: Any) -> Outcome:
+        asked.append((names, count))
+        return Outcome(names[0], None, 0, STAGED[count], 0, 0.0)  # type: ignore[arg-type]
+
+    def whole(problem: Problem, names: Sequence[str]) -> Outcome:
+        asked.append((names, problem.below))
+        seconds = 4.0 if "tofu" in names else 9.0
+        return Outcome(names[0], None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
+    graph, cluster = small_case(0, seed=0)
+    options = PlanOptions(microbatches="auto")
+    problem = Problem(graph, cluster, graph_costs(graph), options)
+    names = ["pardnn", microbatched.STAGES, "tofu", "zero-3"]
+    found = microbatched.decide_microbatched(problem, names, whole)
+    first = [["pardnn", microbatched.STAGES], [microbatched.STAGES], ["tofu", "zero-3"]]
+    assert [each for each, _ in itertools.groupby(each for each, _ in asked)][:3] == first
+    assert {names[0]: below for names, below in asked}["tofu"] == min(STAGED.values())
+    assert (found.algorithm, found.makespan_s) == ("tofu", 4.0)
 
 
 def test_more_pieces_are_tried_as_long_as_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,10 +59,11 @@ def _best(
 ) -> Outcome:
     """Return the best plan of 1, 2, 4 pieces and so on.
 
-    Rows are tried first, as many pieces as devices or a few times as many: what they take bounds
-    the rest. Stages are tried of each number, which is quick. The other algorithms then cut the
-    batch in as many pieces as was best (`_others`). Where there are no stages, they are tried of
-    each number.
+    Rows are tried first, as many pieces as devices or a few times as many, then placements of the
+    whole batch, and stages of each number: all quick, and what they take bounds the cuts of the
+    whole batch, each of which takes seconds to partition. The other algorithms then cut the batch
+    in as many pieces as was best (`_others`). Where there are no stages, they are tried of each
+    number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
@@ -78,8 +79,9 @@ def _best(
         owned, count = best_owned(problem, lambda number: _owned(problem, number, decide))
         found.take(owned)
     rows = found.seconds
-    if whole := _may_be_below(problem, names, rows):
-        found.try_(lambda: decide(_only_below(problem, found.seconds), whole))
+    whole = _may_be_below(problem, names, rows)
+    if placed := [name for name in whole if name not in SHARDED]:
+        found.try_(lambda: decide(_only_below(problem, found.seconds), placed))
     with _until_no_batch():
         for number in _counts():
             below = min(found.seconds, staged.seconds)
@@ -88,6 +90,8 @@ def _best(
             if staged.is_done(number):
                 break
     found.take(staged)
+    if cuts := [name for name in whole if name in SHARDED]:
+        found.try_(lambda: decide(_only_below(problem, found.seconds), cuts))
     if others and quick != others:
         with _until_no_batch():
             _others(found, count, lambda number, below: in_pieces(number, others, below))
