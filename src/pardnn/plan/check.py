@@ -66,7 +66,7 @@ class _Context:
         number, rows = self.graph.op_numbers, self.plan.order
         op = np.array([number[name] for row in rows for name in row], dtype=np.int64)
         begin = np.array([0, *itertools.accumulate(map(len, rows))], dtype=np.int64)
-        return inverse_permutation(op) - np.take(begin, self.place)
+        return inverse_permutation(op) - begin[self.place]
 
     def position(self, op: str) -> int:
         """Return the position of an op in the order of its device."""
@@ -74,7 +74,7 @@ class _Context:
 
     def producer(self, tensor: str) -> Op:
         """Return the op that makes a tensor."""
-        return self.graph.ops[self.graph.arrays.tensor_op[self.graph.tensor_numbers[tensor]]]
+        return self.graph.ops[int(self.graph.arrays.tensor_op[self.graph.tensor_numbers[tensor]])]
 
     def owner(self, tensor: str) -> int:
         """Return the number of the tensor that owns a tensor's storage."""
