@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pardnn import backends
-from pardnn.cli.options import cluster_from_options, devices_named
+from pardnn.cli.cluster_options import cluster_from_options, devices_named
 from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.errors import UsageError
 

@@ -172,3 +172,31 @@ def test_an_edge_against_the_order_is_a_cycle(graph: Graph, data: st.DataObject)
         producer = {tensor.name: op.name for op in graph.ops for tensor in op.outputs}
         for a, b in itertools.pairwise(names):
             assert a in {*(producer[t] for t in by_name[b].inputs), *by_name[b].after}
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [({"bytes": -1, "shape": (2,)}, "has -1 bytes"),
+     ({"bytes": 8, "shape": (2,), "strides": (-1,)}, "has strides [-1]")],
+)  # fmt: skip
+def test_a_tensor_is_looked_at_that_differs_from_one_before_in_one_field(
+    form: dict[str, Any], told: str
+) -> None:
+    good = Op(name="a", kind="op", outputs=(Tensor(name="a", bytes=8, shape=(2,)),))
+    bad = Op(name="b", kind="op", outputs=(Tensor(name="b", **form),))
+    with pytest.raises(FileError, match=rf"tensor 'b' {told}".replace("[", r"\[")):
+        check_ops([good, bad])
+
+
+@pytest.mark.parametrize("kind", ["pardnn.from_host", "pardnn.to_host"])
+def test_what_copies_from_the_host_needs_something_there(kind: str) -> None:
+    """Also in a graph in which nothing is on the host."""
+    x = Op(name="x", kind="input", outputs=(Tensor(name="x", bytes=8),))
+    with pytest.raises(FileError, match="op 'c' copies no tensor of the host"):
+        check_ops([x, Op(name="c", kind=kind, inputs=("x",))])
+
+
+def test_what_is_on_the_host_is_state_also_where_nothing_copies_it() -> None:
+    op = Op(name="c", kind="op", memory="host", outputs=(Tensor(name="c", bytes=8),))
+    with pytest.raises(FileError, match=r"op 'c' \('op'\) is on the host, but is no state"):
+        check_ops([op])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -164,3 +165,24 @@ def test_fingerprint_is_the_same_in_every_process(tiny: Path) -> None:
     assert found == {fingerprint(read_graph(tiny / "graph.json"))}
     # Plans on disk hold it: another value means that they no longer fit their graphs.
     assert found == {"1c743b73c4fbcd7e51c82833b9745ecd"}
+
+
+@pytest.mark.parametrize("field", [{"seconds": {"gpu": 2.0}}, {"outputs": [8]}])
+def test_two_ops_that_differ_in_one_field_stand_alike_whatever_they_are_called(
+    field: dict[str, object],
+) -> None:
+    """Names settle ties alone: the longer, or larger, one comes where it does under any name."""
+
+    def order(plain: str, other: str) -> list[bool]:
+        ops: list[dict[str, Any]] = [
+            {"name": name, "kind": "op", "seconds": {"gpu": 1.0}, "outputs": [4], "inputs": ["x"]}
+            | (field if name == other else {})
+            for name in (plain, other)
+        ]
+        for op in ops:
+            op["outputs"] = [{"name": f"t{op['name']}", "bytes": op["outputs"][0]}]
+        x = {"name": "x", "kind": "input", "outputs": [{"name": "x", "bytes": 4}]}
+        content = json.dumps({"format": "pardnn.graph/1", "name": "g", "ops": [x, *ops]})
+        return [op.name == other for op in graph_from_json(content.encode()).ops]
+
+    assert order("a", "b") == order("b", "a")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pardnn.cluster import MAX_DEVICES, Cluster
+from pardnn.cluster import MAX_DEVICES, Cluster, Device, Rate
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
@@ -75,3 +75,49 @@ def test_the_cluster_of_the_plan_counts_where_none_is_given(
     plan = dataclasses.replace(plan, cluster=Cluster.uniform(2 + more))
     assert plan_problems(graph, plan) == [f"order has 2 devices, the cluster {2 + more}"]
     assert plan_problems(graph, plan, Cluster.uniform(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "device", "told"),
+    [
+        ("b", -1, "op 'b' is on device -1, but there are 2"),
+        ("b", 2, "op 'b' is on device 2, but there are 2"),
+        ("z", 0, "op 'z' is not in the graph"),
+    ],
+)
+def test_an_op_is_on_a_device_that_is_there(
+    example: tuple[Graph, Plan], op: str, device: int, told: str
+) -> None:
+    graph, plan = example
+    wrong = dataclasses.replace(plan, placement={**plan.placement, op: device})
+    assert plan_problems(graph, wrong) == [f"placement: {told}"]
+
+
+def test_an_op_is_on_a_device_of_a_type_that_runs_it(example: tuple[Graph, Plan]) -> None:
+    """Of two types, it is the one of the op's own device that counts."""
+    graph, plan = example
+    devices = tuple(Device(name=kind, type=kind) for kind in ("tpu", "gpu"))
+    cluster = Cluster(devices=devices, default_link=Rate(bandwidth=1e9, latency=0.0))
+    ops = [
+        dataclasses.replace(op, seconds={"gpu": 1.0} if op.name in ("a", "b") else None)
+        for op in graph.ops
+    ]
+    told = ["placement: op 'a' cannot run on device 0 of type 'tpu'"]
+    assert plan_problems(build_graph("typed", ops), plan, cluster) == told
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (("x", "w", "h", "v", "a", "c", "u", "c"), ["order: op 'c' stands twice"]),
+        (
+            ("x", "w", "h", "v", "a", "c", "c"),
+            ["order: op 'c' stands twice", "order: op 'u' is missing"],
+        ),
+    ],
+)
+def test_an_op_stands_once_in_the_order(
+    example: tuple[Graph, Plan], first: tuple[str, ...], told: list[str]
+) -> None:
+    graph, plan = example
+    assert plan_problems(graph, dataclasses.replace(plan, order=(first, ("b",)))) == told

@@ -1,15 +1,27 @@
 """The picture and the table of a sharded plan, on a matrix product written by hand."""
 
+import dataclasses
 import xml.etree.ElementTree as ET
+
+from rich.console import Group
+from rich.table import Table
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
-from pardnn.report.layout import LayerCut, LayoutResult, LayoutRow, layout_result, reading
+from pardnn.report.layout import (
+    LayerCut,
+    LayoutResult,
+    LayoutRow,
+    layout_result,
+    layout_text,
+    reading,
+)
 from pardnn.report.layout_picture import COLOURS, layout_svg
+from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.partitioner import spmd_partition
+from pardnn.shard.spmd.partitioner import partition_for_submeshes, spmd_partition
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -74,6 +86,30 @@ def test_what_is_added_up_is_a_cut_by_input_features() -> None:
     sharding = Sharding(make_mesh((2,)), layouts, {"mm0": ("j",), "mm1": ("k",)})
     result = layout_result(graph, spmd_partition(graph, sharding))
     assert [cut.by for cut in result.cuts] == [("output features",), ("input features",)]
+
+
+def test_a_plan_of_submeshes_names_positions_and_pieces_of_a_batch_once() -> None:
+    """Device 2 is position 0 of the second submesh; "y0@0" and "y0@1" are pieces of "y0"."""
+    graph, _ = two_products()
+    ops = [dataclasses.replace(op, name=op.outputs[0].name, module=None) for op in graph.ops]
+    graph = build_graph("g", ops)
+    pieces = cut_batch(graph, 2)
+    names = [f"y{n}@{piece}" for n in (0, 1) for piece in (0, 1)]
+    layouts, loops = dict.fromkeys(names, (1,)), dict.fromkeys(names, ("j",))
+    sharding = Sharding(make_mesh((2,)), layouts, loops)
+    made = partition_for_submeshes(build_graph("g", pieces.ops), sharding, 2)
+    plan = Plan(placement={}, order=(), pieces=pieces, partition=made.partition)
+    result = layout_result(graph, plan)
+    assert [row.tensor for row in result.rows[1:]] == ["y0", "y1"]
+    assert (result.mesh, result.submeshes) == ((2,), 2)
+    told = layout_text(result)
+    assert isinstance(told, Group)
+    *_, rows = told.renderables
+    assert isinstance(rows, Table)
+    assert str(rows.title).startswith("2 submeshes, each a mesh m0=2; ")
+    texts = {each.text for each in ET.fromstring(layout_svg("t", result)).iter()}
+    assert {"position 0", "position 1"} < texts
+    assert not any("device" in (text or "") for text in texts)
 
 
 def test_columns_then_rows_are_called_so() -> None:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pardnn.plan.constraints import Constraint, Kind
 
 ConstraintsFile = Annotated[
-    Path | None, typer.Option("--constraints", help="File of constraints; see docs/guides.")
+    Path | None, typer.Option("--constraints", help="File of constraints; docs/guides/steering.md.")
 ]
 Pins = Annotated[
     list[str] | None,
     typer.Option(
         "--pin",
         metavar="NAME=DEVICE[,DEVICE]",
-        help="Run an op, tensor or layer:PATH on one of these devices.",
+        help="Run an op, tensor or layer:PATH on one of these devices. Repeatable.",
     ),
 ]
 Forbids = Annotated[
@@ -29,34 +29,40 @@ Forbids = Annotated[
     typer.Option(
         "--forbid",
         metavar="[NAME=]DEVICE[,DEVICE]",
-        help="Never run an op, tensor or layer:PATH, or anything at all, on these devices.",
+        help="Never run an op, tensor or layer:PATH, or anything, on these devices. Repeatable.",
     ),
 ]
 Together = Annotated[
     list[str] | None,
-    typer.Option("--together", metavar="NAME[,NAME]", help="Run all of these on one device."),
+    typer.Option(
+        "--together", metavar="NAME[,NAME]", help="Run all of these on one device. Repeatable."
+    ),
 ]
 Apart = Annotated[
     list[str] | None,
-    typer.Option("--apart", metavar="NAME,NAME", help="Run no two of these on one device."),
+    typer.Option(
+        "--apart", metavar="NAME,NAME", help="Run no two of these on one device. Repeatable."
+    ),
 ]
 Layouts = Annotated[
     list[str] | None,
     typer.Option(
         "--layout",
-        metavar="NAME=DIM[@AXIS]",
-        help="Cut a tensor, or a layer's parameters, along this dim, or keep them whole.",
+        metavar="NAME=DIM|whole[@AXIS]",
+        help="Cut a tensor, or a layer's parameters, along this dim, or keep them whole, on this "
+        "mesh axis; default: all. Repeatable.",
     ),
 ]
 Pieces = Annotated[
-    int | None, typer.Option("--pieces", metavar="N", help="Cut the batch in just so many pieces.")
+    int | None,
+    typer.Option("--pieces", metavar="N", help="Cut the batch in N pieces, which `check` proves."),
 ]
 Prefers = Annotated[
     list[str] | None,
     typer.Option(
         "--prefer",
         metavar="NAME=DEVICE[,DEVICE]@TIME",
-        help="Run it there, unless the step is slower by more than this, such as 2ms.",
+        help="Run it there, unless the step is slower by more than this, such as 2ms. Repeatable.",
     ),
 ]
 

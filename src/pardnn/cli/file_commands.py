@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pardnn.cli import cluster_options as machines
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
 from pardnn.cli.output import print_text, show
@@ -34,7 +35,7 @@ def convert(
         Path | None,
         typer.Option("--write-cluster", help="Where to write an msr-fiddle input's cluster."),
     ] = None,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     reserve: opt.Reserve = 0.1,
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
@@ -96,7 +97,7 @@ def report(
     run: Annotated[
         Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
     ] = None,
-    costs: opt.CostChoice = None,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Write a plan as one HTML page to look at, offline: times, memory, modules, messages."""
@@ -134,7 +135,7 @@ def export(
     run: Annotated[
         Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
     ] = None,
-    costs: opt.CostChoice = None,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Write a plan in the format of another tool."""
@@ -153,7 +154,7 @@ def draw(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     output: opt.Output,
-    costs: opt.CostChoice = None,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Draw what each device computes over time, and what it holds (SVG)."""
@@ -175,9 +176,12 @@ def draw(
 
 
 def schema(
-    name: Annotated[str | None, typer.Argument(help="Of one format or command; all if absent.")] = (
-        None
-    ),
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A command, or a format such as pardnn.plan/1; all if absent."
+        ),
+    ] = None,
 ) -> None:
     """Print the JSON Schema of the files and of every --json object."""
     from pardnn.api.schemas import json_schemas

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pardnn.errors import FileError, UsageError
+from pardnn.errors import UsageError
 from pardnn.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pardnn.backends import entry_point
-    from pardnn.cluster import Cluster, DeviceNames
     from pardnn.graph.ir import Graph
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
@@ -41,7 +40,7 @@ def _version(is_wanted: bool) -> None:
 
 def no_command(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="Say which.")
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
     ] = False,
 ) -> None:
     """Train a network that does not fit one device, without rewriting it."""
@@ -64,50 +63,23 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", c
 OptionalOutput = Annotated[
     Path | None, typer.Option("-o", "--output", help="File to write.", callback=writable)
 ]
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="Graph file or FILE.py:FUNCTION.")]
-EntryPoint = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns step, args.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="Graph file, or FILE.py:FUNCTION, which returns (step, args)."
+    ),
+]
+EntryPoint = Annotated[
+    str,
+    typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (step, args)."),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")]
 BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Passed to FUNCTION as batch_size.")
-]
-Devices = Annotated[
-    int | None, typer.Option("--devices", help="Number of equal accelerators.", show_default=False)
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option("--max-memory", help="Hard limit per device, such as 16GiB; or one each: a,b."),
-]
-Bandwidth = Annotated[
-    str | None,
+    int | None,
     typer.Option(
-        "--bandwidth", help="Of every link, such as 300GB/s (the default; run measures its ranks)."
+        "--batch-size", min=1, help="Passed to FUNCTION as batch_size. Default: FUNCTION's own."
     ),
 ]
-Latency = Annotated[
-    str | None,
-    typer.Option(
-        "--latency", help="Of every link, such as 25us (the default; run measures its ranks)."
-    ),
-]
-Links = Annotated[str | None, typer.Option("--links", help="independent (the default) or serial.")]
-ClusterChoice = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        help="Cluster file, PRESET[:K] such as dgx-v100:4, or this:K: K ranks of this machine.",
-    ),
-]
-
-
-class ClusterOptions(NamedTuple):
-    """What a command line says of devices and links: what `cluster_from_options` takes."""
-
-    devices: Devices = None
-    max_memory: MaxMemory = None
-    bandwidth: Bandwidth = None
-    latency: Latency = None
-    links: Links = None
-    cluster: ClusterChoice = None
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -129,14 +101,16 @@ Algorithm = Annotated[
     str,
     typer.Option(
         "--algorithm",
-        help="auto, auto-whole (cuts no op), or one by name.",
+        help="auto, auto-whole (cuts no op), or one by name: docs/commands.md lists them.",
         autocompletion=_algorithms,
     ),
 ]
 Objective = Annotated[
     str,
     typer.Option(
-        "--objective", help="seconds or bytes.", autocompletion=one_of("seconds", "bytes")
+        "--objective",
+        help="What is made small: seconds of a step, or bytes between devices.",
+        autocompletion=one_of("seconds", "bytes"),
     ),
 ]
 Reserve = Annotated[
@@ -153,31 +127,50 @@ PolicyChoice = Annotated[
 Microbatches = Annotated[
     str | None,
     typer.Option(
-        "--microbatches", metavar="N|auto", help="Pieces that the batch is cut in, placed freely."
+        "--microbatches",
+        metavar="N|auto",
+        help="Cut the batch in N pieces (auto: as many as are fastest). Default: whole.",
     ),
 ]
 Recompute = Annotated[
     bool,
     typer.Option("--recompute", help="Call ops a second time where that lets the step fit."),
 ]
-Offload = Annotated[bool, typer.Option("--offload", help="Optimizer state may be on the host.")]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload", help="Keep optimizer state on the host, as much as the step needs to fit."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,
     typer.Option(
         "--time-limit",
-        help="Seconds of search; then the best plan so far is taken.",
+        help="Seconds of search; then the best plan so far is taken. Default: no limit.",
         callback=_seconds,
     ),
 ]
+_COSTS = (
+    "measured (timed on this machine, cached; runs the ops, of a graph file too) or a "
+    "preset: v100, k80, a100, h100, h200, cpu. Default: "
+)
+_costs = one_of("measured", "v100", "k80", "a100", "h100", "h200", "cpu")
 CostChoice = Annotated[
     str | None,
     typer.Option(
         "--costs",
-        help="measured (timed on this machine, cached; runs the ops, of a graph file too) or a "
-        "preset: v100, k80, a100, h100, h200, cpu. Default: the graph's own seconds, else measured "
-        "of a step and a100 of a graph file.",
-        autocompletion=one_of("measured", "v100", "k80", "a100", "h100", "h200", "cpu"),
+        help=f"{_COSTS}the graph's own seconds, else measured of a step and a100 of a graph file.",
+        autocompletion=_costs,
+    ),
+]
+PlanCosts = Annotated[
+    str | None,
+    typer.Option(
+        "--costs",
+        help=f"{_COSTS}as the plan was made, if that is known here; else the graph's own seconds, "
+        "else a100.",
+        autocompletion=_costs,
     ),
 ]
 KeepState = Annotated[
@@ -233,119 +226,6 @@ def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
     return state_in_place(graph, plan)
-
-
-def cluster_from_options(
-    devices: int | None,
-    max_memory: str | None,
-    bandwidth: str | None,
-    latency: str | None,
-    links: str | None,
-    cluster: str | None,
-    *,
-    of_this_machine: bool = False,
-    named: DeviceNames = "gpu",
-) -> Cluster:
-    """Return the cluster that the options describe.
-
-    Args:
-        devices: `--devices`.
-        max_memory: `--max-memory`, one size or one for each device, separated by commas.
-        bandwidth: `--bandwidth`.
-        latency: `--latency`.
-        links: `--links`.
-        cluster: `--cluster`; then none of the others.
-        of_this_machine: What is not given of links is measured here, instead of the default, and
-            devices are called what ranks here are.
-        named: Else, what devices are called.
-
-    Raises:
-        UsageError: E205, if they contradict each other or name no cluster.
-    """
-    uniform = {
-        "--devices": devices,
-        "--max-memory": max_memory,
-        "--bandwidth": bandwidth,
-        "--latency": latency,
-        "--links": links,
-    }
-    if cluster is not None:
-        clash = [name for name, value in uniform.items() if value is not None]
-        if clash:
-            raise UsageError(
-                f"--cluster says everything about the devices; leave out {', '.join(clash)}",
-                code="E205",
-            )
-        return _named_cluster(cluster)
-    if devices is None:
-        raise UsageError(
-            "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
-            code="E205",
-        )
-    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster, Rate
-
-    rate = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY)
-    if of_this_machine:
-        from pardnn.api.profile import local_rate, ranks_named
-
-        named = ranks_named()
-        if devices > 1 and (bandwidth is None or latency is None):
-            rate = local_rate() or rate
-    sizes = None if max_memory is None else max_memory.split(",")
-    return Cluster.uniform(
-        devices,
-        memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
-        bandwidth=rate.bandwidth if bandwidth is None else bandwidth,
-        latency=rate.latency if latency is None else latency,
-        links=links or "independent",  # pyright: ignore[reportArgumentType]
-        named=named,
-    )
-
-
-def devices_named(target: str, costs: str | None) -> DeviceNames:
-    """Return what devices are called: after what the ops are timed on.
-
-    Args:
-        target: Graph file or entry point.
-        costs: `--costs`; None measures the ops of a step on this machine.
-    """
-    from pardnn.backends.entry_point import is_entry_point
-
-    if costs == "measured" or (costs is None and is_entry_point(target)):
-        from pardnn.api.profile import ranks_named
-
-        return ranks_named()
-    return "cpu" if costs == "cpu" else "gpu"
-
-
-def _is_there(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # too long for a name
-        return False
-
-
-def _named_cluster(text: str) -> Cluster:
-    from pardnn.cluster import PRESETS, Cluster
-
-    name, _, count = text.partition(":")
-    known = name in PRESETS or name == "this"
-    if not known and not _is_there(text):
-        raise FileError(
-            f"there is no cluster file {text!r:.200}, and no preset of that name: there are "
-            f"this, {', '.join(PRESETS)}",
-            code="E403",
-        )
-    if not known:
-        return Cluster.load(text)
-    if count and not (count.isascii() and count.isdigit() and int(count) > 0):
-        raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
-    number = int(count) if count else None
-    if name == "this":
-        from pardnn.api.profile import this_cluster
-
-        return this_cluster(number)
-    return Cluster.preset(name, number)
 
 
 def graph_of(source: entry_point.EntryPoint | str, batch_size: int | None) -> Graph:

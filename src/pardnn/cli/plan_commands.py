@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pardnn.cli import cluster_options as machines
 from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
@@ -39,7 +40,7 @@ def plan(
     target: opt.Target,
     *,
     output: opt.OptionalOutput = None,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     algorithm: opt.Algorithm = "auto",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -81,7 +82,7 @@ def plan(
         policy=policy,
         constraints=steer.constraints_of(demands),
     )
-    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
+    machine = machines.cluster_from_options(*given, named=machines.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
@@ -140,8 +141,8 @@ def simulate(
     *,
     graph_file: opt.GraphOption,
     policy: opt.PolicyChoice = "order",
-    given: opt.ClusterOptions,
-    costs: opt.CostChoice = None,
+    given: machines.ClusterOptions,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Simulate a plan: its time, and peaks from its order or along a scheduler's times."""
@@ -157,7 +158,7 @@ def simulate(
 def compare(
     target: opt.Target,
     *,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     algorithms: Annotated[
         str | None, typer.Option("--algorithms", help="Names, separated by commas.")
     ] = None,
@@ -196,7 +197,7 @@ def compare(
         reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches,
         recompute=recompute, offload=offload, constraints=steer.constraints_of(demands),
     )  # fmt: skip
-    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
+    machine = machines.cluster_from_options(*given, named=machines.devices_named(target, costs))
     source = opened(target)
     graph = opt.graph_of(source, batch_size)
     problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
@@ -210,7 +211,7 @@ def compare(
 
 def estimate(
     target: opt.Target,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     reserve: opt.Reserve = 0.1,
     seed: opt.Seed = 0,
     costs: opt.CostChoice = None,
@@ -225,7 +226,7 @@ def estimate(
     from pardnn.planner.problem import Problem
 
     options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
-    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
+    machine = machines.cluster_from_options(*given, named=machines.devices_named(target, costs))
     graph = opt.graph_of(opened(target), batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
     found = estimate_problem(Problem(graph, machine, chosen, options))
@@ -237,7 +238,7 @@ def estimate(
 def max_batch(
     target: opt.EntryPoint,
     *,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     algorithm: opt.Algorithm = "auto",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -254,7 +255,7 @@ def max_batch(
     from pardnn.api.max_batch import max_batch as find_max_batch
     from pardnn.backends.entry_point import load_entry_point
 
-    machine = opt.cluster_from_options(*given, named=opt.devices_named(target, costs))
+    machine = machines.cluster_from_options(*given, named=machines.devices_named(target, costs))
     options = opt.plan_options(
         algorithm=algorithm,
         objective=objective,

@@ -18,7 +18,7 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[OP|TENSOR|DEVICE|LAYER]",
+            metavar="OP|TENSOR|DEVICE|LAYER",
             help="What to explain; with --memory a change such as +2GiB, with --time +1.",
         ),
     ] = None,
@@ -35,7 +35,7 @@ def explain(
         str | None,
         typer.Option("--algorithm", help="Of plans made anew. Default: the best of its kind."),
     ] = None,
-    costs: opt.CostChoice = None,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Say why a plan is as it is, and what other decisions would cost."""
@@ -61,7 +61,7 @@ def diff(
     other_file: Annotated[
         Path | None, typer.Option("--other-graph", help="Graph file of B, if it is another one.")
     ] = None,
-    costs: opt.CostChoice = None,
+    costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
     """Say how plan B differs from plan A: what moved, and what each move brings alone."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pardnn.cli import cluster_options as machines
 from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
@@ -22,7 +23,7 @@ def run(
     context: typer.Context,
     target: opt.EntryPoint,
     *,
-    given: opt.ClusterOptions,
+    given: machines.ClusterOptions,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="Run this plan instead of making one.")
     ] = None,
@@ -78,7 +79,7 @@ def run(
 
     saving = save_options(save, every, keep, resume=resume, on_signal=on_signal)
     if plan_file is None:
-        machine = opt.cluster_from_options(*given, of_this_machine=True)
+        machine = machines.cluster_from_options(*given, of_this_machine=True)
     else:
         machine = unused.cluster_beside_plan(context, given)
         unused.refuse_unused(context, unused.OF_PLANNING, unused.WITH_A_PLAN)
@@ -105,7 +106,7 @@ def code(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="Of which device; all ranks if absent.")
+        int | None, typer.Option("--rank", help="From 0; all ranks if absent, with -o or --run.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -183,7 +184,7 @@ def _check_code(
 def profile(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="[FILE.py:FUNCTION]", help="Graph to profile.")
+        str | None, typer.Argument(metavar="FILE.py:FUNCTION", help="Whose step is timed.")
     ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links instead.")] = False,
     output: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pardnn.cli import options as opt
+from pardnn.cli import cluster_options as machines
 from pardnn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> Non
         raise UsageError(f"{', '.join(given)} would be ignored: {why}", code="E206")
 
 
-def cluster_beside_plan(context: typer.Context, given: opt.ClusterOptions) -> Cluster | None:
+def cluster_beside_plan(context: typer.Context, given: machines.ClusterOptions) -> Cluster | None:
     """Return the cluster that the options describe; None, the plan's own, without any.
 
     Args:
@@ -58,4 +58,4 @@ def cluster_beside_plan(context: typer.Context, given: opt.ClusterOptions) -> Cl
         why = "the devices are those of the plan. Add --devices K to describe others."
         refuse_unused(context, _OF_DEVICES, why)
         return None
-    return opt.cluster_from_options(*given)
+    return machines.cluster_from_options(*given)

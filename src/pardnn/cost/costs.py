@@ -168,17 +168,22 @@ def _measured(table: CostTable) -> CostModel:
 
 
 def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
-    tensors = tensors_by_name(graph)
     types = dict.fromkeys([*models, *_stated_types(graph)]) or {"accelerator": None}
     seconds = {kind: np.full(len(graph.ops), np.inf) for kind in types}
     known: dict[tuple[str, Any], float | None] = {}
-    for index, op in enumerate(graph.ops):
-        is_asked = models and op.seconds is None and not is_free(op)
+    stated = [op.seconds is not None for op in graph.ops]
+    for kind in types:
+        seconds[kind][stated] = [
+            op.seconds.get(kind, np.inf) for op in graph.ops if op.seconds is not None
+        ]
+    unstated = np.flatnonzero(~np.array(stated)).tolist()
+    tensors = tensors_by_name(graph) if unstated else {}
+    for index in unstated:
+        op = graph.ops[index]
+        is_asked = models and not is_free(op)
         key = call_key(op, tensors) if is_asked else None
         for kind in types:
-            if op.seconds is not None:
-                value = op.seconds.get(kind, np.inf)
-            elif is_free(op):
+            if is_free(op):
                 value = 0.0
             elif not models and is_host_copy(op):
                 value = host_copy_seconds(op, tensors)
@@ -204,7 +209,9 @@ def _moving(op: Op, tensors: Mapping[str, Tensor]) -> float:
 
 
 def _stated_types(graph: Graph) -> list[str]:
-    return [kind for op in graph.ops if op.seconds is not None for kind in op.seconds]
+    """Return the device types that ops state seconds of, as they come."""
+    texts = dict.fromkeys(tuple(op.seconds) for op in graph.ops if op.seconds is not None)
+    return [kind for kinds in texts for kind in kinds]
 
 
 def _unknown(op: Op, index: int, num_ops: int, source: str) -> UsageError:

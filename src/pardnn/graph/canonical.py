@@ -23,6 +23,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays, frozen, op_edges
 from pardnn.graph.ir import Op, Tensor
+from pardnn.kernels.sorting import inverse_permutation
 
 _MASK = (1 << 61) - 1
 _FACTOR = 1_000_003
@@ -35,15 +36,16 @@ def canonical_order(ops: Sequence[Op], arrays: GraphArrays) -> Int64[ndarray, " 
     behind_ptr, behind = _rows(pairs[:, 0], pairs[:, 1], n)
     before_ptr, before = _rows(pairs[:, 1], pairs[:, 0], n)
     order = arrays.topological.tolist()
-    own = [_own_hash(op) for op in ops]
+    own = _own_hashes(ops)
     depth, above = _from_the_start(order, before_ptr, before, own)
     below = _from_the_end(order, behind_ptr, behind, own)
-    alike = [(a * _FACTOR + b) & _MASK for a, b in zip(above, below, strict=True)]
-    by_depth = sorted(range(n), key=lambda i: (depth[i], alike[i], ops[i].name))
-    rank = [0] * n
-    for position, op in enumerate(by_depth):
-        rank[op] = position
-    sinks = [op for op in by_depth if behind_ptr[op] == behind_ptr[op + 1]]
+    names = [op.name for op in ops]
+    by_name = np.array(sorted(range(n), key=names.__getitem__))
+    alike = np.array(above, np.uint64) * np.uint64(_FACTOR) + np.array(below, np.uint64)
+    keys = np.stack([alike & np.uint64(_MASK), np.array(depth, np.uint64)])[:, by_name]
+    by_depth = by_name[np.lexsort(keys)]
+    rank = inverse_permutation(by_depth).tolist()
+    sinks = [op for op in by_depth.tolist() if behind_ptr[op] == behind_ptr[op + 1]]
     return frozen(_depth_first(sinks, before_ptr, before, rank))
 
 
@@ -51,6 +53,20 @@ def _rows(row: ndarray, column: ndarray, n: int) -> tuple[list[int], list[int]]:
     """Return edges as compressed sparse rows, in lists: what follows walks them one by one."""
     pointers = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=n))])
     return pointers.tolist(), column[np.argsort(row, kind="stable")].tolist()
+
+
+def _own_hashes(ops: Sequence[Op]) -> list[int]:
+    """Hash each op by itself; ops that are alike, as most are, once."""
+    known: dict[tuple[object, ...], int] = {}
+    found: list[int] = []
+    for op in ops:
+        # As text, 0.0 and -0.0 differ.
+        key = (op.kind, op.memory, op.workspace, repr(op.seconds), *map(_shape, op.outputs))
+        value = known.get(key)
+        if value is None:
+            value = known[key] = _own_hash(op)
+        found.append(value)
+    return found
 
 
 def _own_hash(op: Op) -> int:

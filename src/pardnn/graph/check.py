@@ -15,6 +15,7 @@ from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, Tensor, span_bytes, storage_
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
 MAX_INT64 = 2**63 - 1
+_COPIES = {FROM_HOST, TO_HOST}
 
 
 def check_ops(ops: Sequence[Op], *, name: str = "graph") -> None:
@@ -64,21 +65,34 @@ def _unlike(what: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _values(ops: Sequence[Op]) -> Iterator[str]:
-    total = 0
+    total, are_timed = 0, _are_timed(ops)
+    spans: dict[tuple[object, ...], int] = {}  # most tensors are alike
     for i, op in enumerate(ops):
         total += op.workspace
-        is_plain = op.memory == "normal" and op.seconds is None and not op.is_source
-        if op.workspace or op.arguments or not is_plain:
+        is_plain = op.memory == "normal" and not op.is_source
+        if op.workspace or op.arguments or not (is_plain and (are_timed or op.seconds is None)):
             for fault in _op_faults(op):
                 yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
+            form = (tensor.bytes, tensor.shape, tensor.strides)
+            if form in spans:
+                total += spans[form]
+                continue
             if tensor.bytes >= 0 and _is_sized(tensor.shape, tensor.strides):
-                total += max(tensor.bytes, span_bytes(tensor))
+                spans[form] = max(tensor.bytes, span_bytes(tensor))
+                total += spans[form]
                 continue
             for fault in _tensor_faults(tensor):
                 yield f"ops[{i}] {shown(op.name)}: tensor {shown(tensor.name)} {fault}"
     if total > MAX_INT64:
         yield f"its tensors take {total} bytes together; at most 2**63 - 1 are counted exactly"
+
+
+def _are_timed(ops: Sequence[Op]) -> bool:
+    """Whether no seconds that ops state have faults: what `_op_faults` looks for, at once."""
+    stated = [op.seconds for op in ops if op.seconds is not None]
+    seconds = {value for each in stated for value in each.values()}
+    return all(stated) and all(0 <= value < math.inf for value in seconds)  # never of NaN
 
 
 def _op_faults(op: Op) -> Iterator[str]:
@@ -174,12 +188,14 @@ def _aliases(ops: Sequence[Op]) -> Iterator[str]:
 
 def _on_host(ops: Sequence[Op]) -> Iterator[str]:
     """Check that what is on the host is state, and that copies alone read it."""
+    if "host" not in {op.memory for op in ops} and _COPIES.isdisjoint({op.kind for op in ops}):
+        return
     there = {tensor.name for op in ops if op.memory == "host" for tensor in op.outputs}
     for op in ops:
         if op.memory == "host" and op.kind != "state":
             yield f"op {shown(op.name)} ({shown(op.kind)}) is on the host, but is no state"
         reads = [name for name in op.inputs if name in there]
-        if op.kind in (FROM_HOST, TO_HOST):
+        if op.kind in _COPIES:
             if reads != list(op.inputs[:1]):
                 yield f"op {shown(op.name)} copies no tensor of the host"
         elif reads:

@@ -164,4 +164,5 @@ def fingerprint(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
         digests: From `op_digests`, if they are known.
     """
     found = sorted((op_digests(graph) if digests is None else digests).items())
-    return hashlib.sha256(_sorted_json(found).encode()).hexdigest()[:32]
+    text = ", ".join([f'[{_quoted(name)}, "{digest}"]' for name, digest in found])
+    return hashlib.sha256(f"[{text}]".encode()).hexdigest()[:32]

@@ -161,6 +161,11 @@ class Graph:
         return tuple((i, names) for i, names in found if names)
 
     @functools.cached_property
+    def op_numbers(self) -> Mapping[str, int]:
+        """The number of each op by its name. O(ops)."""
+        return {op.name: i for i, op in enumerate(self.ops)}
+
+    @functools.cached_property
     def tensor_numbers(self) -> Mapping[str, int]:
         """The number of each tensor by its name, in the order of the ops' outputs. O(tensors)."""
         return {t.name: i for i, t in enumerate(t for op in self.ops for t in op.outputs)}

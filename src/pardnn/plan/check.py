@@ -8,15 +8,21 @@ graph first (`plan.cut`), then the plan of that graph as any other. O(ops + edge
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 
 from pardnn.cluster import MAX_DEVICES, Cluster
 from pardnn.errors import InvalidPlanError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
-from pardnn.graph.ir import Graph, Op, addressed
+from pardnn.graph.ir import Graph, Op, addressed, addresses_storage
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.constraints import hard
 from pardnn.plan.demands.check_constraints import constraint_problems
@@ -34,42 +40,49 @@ from pardnn.plan.rewritten.check_planned_graph import planned_graph_problems
 MAX_PROBLEMS = 20
 
 
-class _Context(NamedTuple):
+@dataclass(frozen=True)
+class _Context:
     """The input of every rule.
 
     Attributes:
         graph: The graph, or the partitioned graph.
         plan: The plan under check.
         cluster: What it must run on, if that is known.
-        ops: By name.
-        producer: The op that produces each tensor.
-        owner: The tensor that owns the storage of each tensor.
-        position: Of each op in the order of its device.
     """
 
     graph: Graph
     plan: Plan
     cluster: Cluster | None
-    ops: dict[str, Op]
-    producer: dict[str, Op]
-    owner: dict[str, str]
-    position: dict[str, int]
 
+    @functools.cached_property
+    def place(self) -> Int64[ndarray, " n"]:
+        """The device of each op; of a plan that places all ops."""
+        placement = self.plan.placement
+        return np.array([placement[name] for name in self.graph.op_numbers], dtype=np.int64)
 
-def _context(graph: Graph, plan: Plan, cluster: Cluster | None) -> _Context:
-    tensors = [tensor.name for op in graph.ops for tensor in op.outputs]
-    return _Context(
-        graph=graph,
-        plan=plan,
-        cluster=cluster,
-        ops={op.name: op for op in graph.ops},
-        producer={tensor.name: op for op in graph.ops for tensor in op.outputs},
-        owner={
-            name: tensors[of]
-            for name, of in zip(tensors, graph.arrays.tensor_owner.tolist(), strict=True)
-        },
-        position={name: i for row in plan.order for i, name in enumerate(row)},
-    )
+    @functools.cached_property
+    def at(self) -> Int64[ndarray, " n"]:
+        """The position of each op in the order of its device; of a plan that orders all ops."""
+        number, rows = self.graph.op_numbers, self.plan.order
+        op = np.array([number[name] for row in rows for name in row], dtype=np.int64)
+        begin = np.array([0, *itertools.accumulate(map(len, rows))], dtype=np.int64)
+        return inverse_permutation(op) - begin[self.place]
+
+    def position(self, op: str) -> int:
+        """Return the position of an op in the order of its device."""
+        return int(self.at[self.graph.op_numbers[op]])
+
+    def producer(self, tensor: str) -> Op:
+        """Return the op that makes a tensor."""
+        return self.graph.ops[int(self.graph.arrays.tensor_op[self.graph.tensor_numbers[tensor]])]
+
+    def owner(self, tensor: str) -> int:
+        """Return the number of the tensor that owns a tensor's storage."""
+        return int(self.graph.arrays.tensor_owner[self.graph.tensor_numbers[tensor]])
+
+    def home(self, tensor: str) -> int:
+        """Return the device of the storage that a tensor is made in."""
+        return int(self.place[self.graph.arrays.tensor_op[self.owner(tensor)]])
 
 
 def capacities(cluster: Cluster, reserve: float) -> list[int | None]:
@@ -99,7 +112,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     if problems:
         return problems
     whole, graph = graph, planned_graph(graph, plan)
-    context = _context(graph, plan, cluster)
+    context = _Context(graph, plan, cluster)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes, _addresses):
         # Later rules assume that every op has one device and one position.
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
@@ -145,30 +158,47 @@ def _placement(c: _Context) -> Iterator[str]:
     if c.cluster is not None and c.cluster.num_devices != k:
         yield f"order has {k} devices, the cluster {c.cluster.num_devices}"
         return
-    for name in c.ops:
-        if name not in c.plan.placement:
+    known, placement = c.graph.op_numbers, c.plan.placement
+    for name in known:
+        if name not in placement:
             yield f"placement: op {name!r:.80} is missing"
-    for name, device in c.plan.placement.items():
-        if name not in c.ops:
+    types = [] if c.cluster is None else [device.type for device in c.cluster.devices]
+    unable = {
+        (op.name, kind)
+        for kind in set(types)
+        for op in c.graph.ops
+        if op.seconds is not None and kind not in op.seconds
+    }
+    devices = placement.values()
+    if not unable and len(placement) == len(known) and 0 <= min(devices) <= max(devices) < k:
+        return
+    for name, device in placement.items():
+        if name not in known:
             yield f"placement: op {name!r:.80} is not in the graph"
         elif not 0 <= device < k:
             yield f"placement: op {name!r:.80} is on device {device}, but there are {k}"
-        elif c.cluster is not None:
-            kind, seconds = c.cluster.devices[device].type, c.ops[name].seconds
-            if seconds is not None and kind not in seconds:
-                yield f"placement: op {name!r:.80} cannot run on device {device} of type {kind!r}"
+        elif types and (name, types[device]) in unable:
+            kind = types[device]
+            yield f"placement: op {name!r:.80} cannot run on device {device} of type {kind!r}"
 
 
 def _order(c: _Context) -> Iterator[str]:
-    seen: set[str] = set()
-    for device, row in enumerate(c.plan.order):
+    known, placement, rows = c.graph.op_numbers, c.plan.placement, c.plan.order
+    seen = set(itertools.chain.from_iterable(rows))
+    is_there = all(
+        list(map(placement.get, row)).count(device) == len(row) for device, row in enumerate(rows)
+    )
+    if is_there and len(seen) == len(known) == sum(map(len, rows)):
+        return
+    seen.clear()
+    for device, row in enumerate(rows):
         for name in row:
             if name in seen:
                 yield f"order: op {name!r:.80} stands twice"
             seen.add(name)
-            if c.plan.placement.get(name) != device:
+            if placement.get(name) != device:
                 yield f"order: op {name!r:.80} is in the list of device {device}, not placed there"
-    for name in c.ops:
+    for name in known:
         if name not in seen:
             yield f"order: op {name!r:.80} is missing"
 
@@ -187,7 +217,7 @@ def _messages(c: _Context) -> Iterator[str]:
     seen: set[tuple[str, int]] = set()
     for i, m in enumerate(c.plan.messages):
         where = f"messages[{i}] ({m.tensor!r:.60}, {m.source} to {m.target})"
-        if m.tensor not in c.producer:
+        if m.tensor not in c.graph.tensor_numbers:
             yield f"{where}: no such tensor"
             continue
         if (m.tensor, m.target) in seen:
@@ -197,7 +227,7 @@ def _messages(c: _Context) -> Iterator[str]:
 
 
 def _message_problems(c: _Context, m: Message) -> Iterator[str]:
-    producer = c.producer[m.tensor].name
+    producer = c.producer(m.tensor).name
     if c.plan.placement[producer] != m.source:
         yield f"its producer runs on device {c.plan.placement[producer]}"
     if not 0 <= m.source < c.plan.num_devices:
@@ -213,55 +243,71 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
     if m.hold_until is not None:
         if c.plan.placement.get(m.hold_until) != m.source:
             yield f"hold_until {m.hold_until!r:.60} is no op of the sender"
-        elif c.position[m.hold_until] < c.position[producer]:
+        elif c.position(m.hold_until) < c.position(producer):
             yield f"hold_until {m.hold_until!r:.60} runs before the tensor exists"
 
 
 def _deliveries(c: _Context) -> Iterator[str]:
     """Check that every tensor is present, in time, where it is read."""
-    delivered = {(m.tensor, m.target): m for m in c.plan.messages}
-    read: set[tuple[str, int]] = set()
-    place, position = c.plan.placement, c.position
-    for op in c.graph.ops:
-        device = place[op.name]
+    delivered, place = {(m.tensor, m.target): m for m in c.plan.messages}, c.plan.placement
+    readers, unread = _suspects(c)
+    for op in map(c.graph.ops.__getitem__, readers):
+        device, at = place[op.name], c.position(op.name)
         for tensor in dict.fromkeys(op.inputs):
-            producer = c.producer[tensor].name
+            producer = c.producer(tensor).name
             if place[producer] == device:
-                if position[producer] > position[op.name]:
+                if c.position(producer) > at:
                     yield f"order: {op.name!r:.60} runs before {producer!r:.60}, which it reads"
                 continue
             message = delivered.get((tensor, device))
             if message is None:
                 yield f"op {op.name!r:.60} reads {tensor!r:.60}, never sent to device {device}"
-                continue
-            read.add((tensor, device))
-            if position[message.post_before] > position[op.name]:
+            elif c.position(message.post_before) > at:
                 yield f"op {op.name!r:.60} reads {tensor!r:.60} before its receive is posted"
         for predecessor in op.after:
-            if place[predecessor] == device and position[predecessor] > position[op.name]:
+            if place[predecessor] == device and c.position(predecessor) > at:
                 yield f"order: {op.name!r:.60} must come after {predecessor!r:.60}"
-    for tensor, device in sorted(delivered.keys() - read):
+    for tensor, device in sorted((m.tensor, m.target) for m in unread):
         yield f"messages: {tensor!r:.60} goes to device {device}, where nothing reads it"
+
+
+def _suspects(c: _Context) -> tuple[list[int], list[Message]]:
+    """Return the ops that something is missing for, and messages that nobody reads."""
+    a, k, messages = c.graph.arrays, c.plan.num_devices, c.plan.messages
+    numbers, tensors = c.graph.op_numbers, c.graph.tensor_numbers
+    sent = np.array([tensors[m.tensor] * k + m.target for m in messages], dtype=np.int64)
+    posts = c.at[np.array([numbers[m.post_before] for m in messages], dtype=np.int64)]
+    by_code = np.argsort(sent)
+    reader = np.repeat(np.arange(len(c.graph.ops)), np.diff(a.input_ptr))
+    made, device = a.tensor_op[a.input_tensor], c.place[reader]
+    is_local = c.place[made] == device
+    is_late = is_local & (c.at[made] > c.at[reader])
+    remote = np.flatnonzero(~is_local)
+    wanted = a.input_tensor[remote] * k + device[remote]
+    is_sent = np.isin(wanted, sent)
+    is_late[remote[~is_sent]] = True
+    arriving = remote[is_sent]
+    row = by_code[np.searchsorted(sent[by_code], wanted[is_sent])]
+    is_late[arriving] = posts[row] > c.at[reader[arriving]]
+    later = np.repeat(np.arange(len(c.graph.ops)), np.diff(a.after_ptr))
+    is_early = (c.place[later] == c.place[a.after_op]) & (c.at[later] < c.at[a.after_op])
+    found = np.unique(np.concatenate([reader[is_late], later[is_early]])).tolist()
+    return found, [messages[i] for i in np.flatnonzero(~np.isin(sent, wanted)).tolist()]
 
 
 def _writes(c: _Context) -> Iterator[str]:
     """Check that storage is written where it is owned, and not while it is being sent."""
-    written: dict[str, list[Op]] = {}
+    written: dict[int, list[Op]] = {}
     for number, names in c.graph.overwrites:
         op = c.graph.ops[number]
         for tensor in names:
-            written.setdefault(c.owner[tensor], []).append(op)
-            home = c.plan.placement[c.producer[c.owner[tensor]].name]
-            if c.plan.placement[op.name] != home:
-                yield (
-                    f"op {op.name!r:.60} writes {tensor!r:.60} in place on device "
-                    f"{c.plan.placement[op.name]}, but its storage is on device {home}"
-                )
+            written.setdefault(c.owner(tensor), []).append(op)
+            yield from _elsewhere(c, op, tensor, "writes {} in place", "its storage")
     for m in c.plan.messages:
-        sent = c.position[c.producer[m.tensor].name]
-        for op in written.get(c.owner[m.tensor], []):
-            at = c.position[op.name]
-            left = None if m.hold_until is None else c.position[m.hold_until]
+        sent = c.position(c.producer(m.tensor).name)
+        for op in written.get(c.owner(m.tensor), []):
+            at = c.position(op.name)
+            left = None if m.hold_until is None else c.position(m.hold_until)
             if at > sent and c.plan.placement[op.name] == m.source and (left is None or left >= at):
                 yield (
                     f"op {op.name!r:.60} overwrites {m.tensor!r:.60} while it may still be "
@@ -271,14 +317,18 @@ def _writes(c: _Context) -> Iterator[str]:
 
 def _addresses(c: _Context) -> Iterator[str]:
     """Check that an offset in a storage is applied where that storage is, not to a sent copy."""
-    for op in c.graph.ops:
+    kinds = set(filter(addresses_storage, {op.kind for op in c.graph.ops}))
+    for op in c.graph.ops if kinds else ():
         for tensor in addressed(op):
-            home = c.plan.placement[c.producer[c.owner[tensor]].name]
-            if c.plan.placement[op.name] != home:
-                yield (
-                    f"op {op.name!r:.60} addresses the storage of {tensor!r:.60} on device "
-                    f"{c.plan.placement[op.name]}, but that storage is on device {home}"
-                )
+            yield from _elsewhere(c, op, tensor, "addresses the storage of {}", "that storage")
+
+
+def _elsewhere(c: _Context, op: Op, tensor: str, does: str, storage: str) -> Iterator[str]:
+    """Yield what an op does to a tensor's storage, if that is on another device."""
+    device, home = c.plan.placement[op.name], c.home(tensor)
+    if device != home:
+        what = does.format(f"{tensor!r:.60}")
+        yield f"op {op.name!r:.60} {what} on device {device}, but {storage} is on device {home}"
 
 
 def _schedule(graph: Graph, plan: Plan, arrays: PlanArrays) -> Iterator[str]:

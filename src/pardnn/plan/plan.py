@@ -9,6 +9,7 @@ known without a clock (`plan.memory`).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -233,13 +234,12 @@ def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
     Raises:
         MismatchError: E503, if the plan names an op or tensor that the graph does not have.
     """
-    op_id = {op.name: i for i, op in enumerate(graph.ops)}
-    tensor_id = graph.tensor_numbers
+    op_id, tensor_id = graph.op_numbers, graph.tensor_numbers
     try:
         return PlanArrays(
-            place=np.array([plan.placement[op.name] for op in graph.ops], dtype=np.int64),
+            place=_column(map(plan.placement.__getitem__, op_id)),
             order_ptr=np.cumsum([0, *(len(row) for row in plan.order)], dtype=np.int64),
-            order_op=np.array([op_id[o] for row in plan.order for o in row], dtype=np.int64),
+            order_op=_column(map(op_id.__getitem__, itertools.chain.from_iterable(plan.order))),
             message_tensor=_column(tensor_id[m.tensor] for m in plan.messages),
             message_source=_column(m.source for m in plan.messages),
             message_target=_column(m.target for m in plan.messages),

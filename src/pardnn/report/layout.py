@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.cut.check_partitioned_graph import boxes_of
 from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.pieces import whole_name
 from pardnn.plan.plan import Plan, graph_in_pieces
 from pardnn.report.results import STRICT
 from pardnn.report.text import table
@@ -72,6 +73,7 @@ class LayoutResult:
         rows: In the order of the step.
         cuts: Of the layers, in the same order.
         shares: Of the devices along each axis; empty if equal.
+        submeshes: How many such meshes the devices make up; each op is cut on one of them.
     """
 
     __pydantic_config__ = STRICT
@@ -81,6 +83,7 @@ class LayoutResult:
     rows: tuple[LayoutRow, ...]
     cuts: tuple[LayerCut, ...] = ()
     shares: tuple[tuple[int, ...], ...] = ()
+    submeshes: int = 1
 
 
 def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
@@ -93,7 +96,7 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     counts: dict[tuple[Any, ...], int] = {}
     blocks: dict[tuple[Any, ...], tuple[int, ...]] = {}
-    for name, role, label in _chosen(graph):
+    for name, role, label in _chosen(graph, in_pieces=plan.pieces is not None):
         tensor, words = tensors[name], partition.sharding[name]
         boxes = boxes_of(tensor, words, partition.mesh)
         assert boxes is not None
@@ -114,6 +117,7 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
         rows=rows,
         cuts=_cuts(graph, partition),
         shares=mesh.shares,
+        submeshes=partition.submeshes,
     )
 
 
@@ -167,20 +171,22 @@ def _folded(name: str) -> str:
     return re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name)
 
 
-def _chosen(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """Yield tensor, role and label of what is shown."""
+def _chosen(graph: Graph, *, in_pieces: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield tensor, role and label of what is shown; pieces of a batch have one label."""
+    plain = whole_name if in_pieces else str
     for op in graph.ops:
         if op.kind == "parameter":
             yield op.outputs[0].name, "weight", op.outputs[0].name
     largest: dict[str, tuple[int, str]] = {}
     for op in _forward(graph):
-        where = op.module or op.name
+        where = op.module or plain(op.name)
         for tensor in op.outputs:
             is_new = tensor.alias_of is None and len(tensor.shape or ()) > 1
             if is_new and tensor.bytes >= largest.get(where, (0, ""))[0]:
                 largest[where] = (tensor.bytes, tensor.name)
     for where, (_, name) in largest.items():
-        yield name, "activation", f"{where}.output" if where != name else name
+        label = plain(name)
+        yield name, "activation", f"{where}.output" if where != label else label
 
 
 def _forward(graph: Graph) -> Iterator[Op]:
@@ -206,7 +212,8 @@ def layout_text(result: LayoutResult) -> RenderableType:
     parts = ["/".join(map(str, row)) for row in result.shares] or map(str, result.mesh)
     axes = ", ".join(f"{n}={size}" for n, size in zip(result.axes, parts, strict=True))
     columns = ("tensor", "", "shape", "layout", "block")
-    title = f"mesh {axes}; layouts name what each of its axes cuts (S: Shard, R: Replicate)"
+    many = f"{result.submeshes} submeshes, each a " if result.submeshes > 1 else ""
+    title = f"{many}mesh {axes}; layouts name what each of its axes cuts (S: Shard, R: Replicate)"
     return Group(*reading(result), table(title, columns, rows))
 
 

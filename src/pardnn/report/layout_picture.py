@@ -31,10 +31,10 @@ LINE, LAYERS = 140, 4
 def layout_svg(title: str, result: LayoutResult) -> str:
     """Return the layouts as a picture."""
     mesh = Mesh(shape=result.mesh, names=result.axes, shares=result.shares)
-    pairs = _pairs(result.rows)
+    pairs, who = _pairs(result.rows), "device" if result.submeshes == 1 else "position"
     lines = [part for line in reading(result) for part in textwrap.wrap(line, LINE)]
     height = 90 + 18 * len(lines) + ROW * len(pairs)
-    body = "\n".join(_body(title, mesh, pairs, lines))
+    body = "\n".join(_body(title, mesh, pairs, lines, who))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" font-size="12" role="img">\n<title>{escaped(title)}</title>\n'
@@ -79,7 +79,18 @@ def _pairs(rows: Sequence[LayoutRow]) -> list[_Pair]:
     return [_Pair(tuple(layers), *pairs[key]) for key, layers in found.items()]
 
 
-def _body(title: str, mesh: Mesh, pairs: Sequence[_Pair], lines: Sequence[str]) -> Iterator[str]:
+def _body(
+    title: str, mesh: Mesh, pairs: Sequence[_Pair], lines: Sequence[str], who: str
+) -> Iterator[str]:
+    """Yield the elements of the picture.
+
+    Args:
+        title: Of the picture.
+        mesh: The devices, or the positions of each submesh.
+        pairs: Its rows.
+        lines: What the layout means.
+        who: Holds the tiles, "device" or "position".
+    """
     yield f'<text x="20" y="22" font-size="14" fill="#222222">{escaped(title)}</text>'
     for device in range(min(mesh.size, 16)):
         x = 20 + 52 * device
@@ -91,10 +102,10 @@ def _body(title: str, mesh: Mesh, pairs: Sequence[_Pair], lines: Sequence[str]) 
     for x, head in ((WEIGHT, "weight"), (OUTPUT, "output")):
         yield f'<text x="{x}" y="{top}" fill="#555555">{head}</text>'
     for number, pair in enumerate(pairs):
-        yield from _row(pair, mesh, top + 10 + ROW * number)
+        yield from _row(pair, mesh, top + 10 + ROW * number, who)
 
 
-def _row(pair: _Pair, mesh: Mesh, top: int) -> Iterator[str]:
+def _row(pair: _Pair, mesh: Mesh, top: int, who: str) -> Iterator[str]:
     for number, (layer, count) in enumerate(pair.layers[:LAYERS]):
         is_last = number == LAYERS - 1 and len(pair.layers) > LAYERS
         more = f" and {len(pair.layers) - LAYERS} more" if is_last else ""
@@ -103,18 +114,18 @@ def _row(pair: _Pair, mesh: Mesh, top: int) -> Iterator[str]:
         yield f'<text x="{NAME}" y="{top + 14 + 16 * number}" fill="#222222">{text}</text>'
     for row, left in ((pair.weight, WEIGHT), (pair.output, OUTPUT)):
         if row is not None:
-            yield from _tensor(row, mesh, left, top)
+            yield from _tensor(row, mesh, left, top, who)
 
 
-def _tensor(row: LayoutRow, mesh: Mesh, left: int, top: int) -> Iterator[str]:
+def _tensor(row: LayoutRow, mesh: Mesh, left: int, top: int, who: str) -> Iterator[str]:
     dims = _shown_dims(row)
     sizes = {dim: row.shape[dim] for dim in dims}
     across = 2 * TILE
     for place, devices in _tiles(row, mesh, dims).items():
         (a, b), (c, d) = _scaled(place, dims, sizes)
-        stripes = [(f"device {device}", colour(device)) for device in devices]
+        stripes = [(f"{who} {device}", colour(device)) for device in devices]
         if len(devices) == mesh.size > 1:
-            stripes = [("all devices", "#d9d9d9")]
+            stripes = [(f"all {who}s", "#d9d9d9")]
         yield from _tile(
             left + across * c, top + TILE * a, across * (d - c), TILE * (b - a), stripes
         )

@@ -50,11 +50,14 @@ def phases_of(graph: Graph, batched: Collection[str] | None = None) -> Phases:
             weight's.
     """
     a, n = graph.arrays, len(graph.ops)
-    number = {op.name: i for i, op in enumerate(graph.ops)}
+    number = graph.op_numbers
     forward = np.array([number.get(op.backward_of or "", -1) for op in graph.ops], dtype=np.int64)
     makers: list[int] = a.tensor_op[a.input_tensor].tolist()
     ends: list[int] = a.input_ptr.tolist()
-    reads = [list(dict.fromkeys(makers[i:j])) for i, j in itertools.pairwise(ends)]
+    reads = [
+        list(dict.fromkeys(makers[i:j])) if j - i > 1 else makers[i:j]
+        for i, j in itertools.pairwise(ends)
+    ]
     readers: list[list[int]] = [[] for _ in range(n)]
     for i, row in enumerate(reads):
         for source in row:
@@ -132,6 +135,10 @@ def _weight_gradients(graph: Graph, p: Phases, batched: Collection[str] | None) 
 def depends_on_input(graph: Graph, p: Phases) -> ndarray:
     """Return whether each op depends on what the step is given, not on weights and sizes alone."""
     found = [op.kind == "input" and bool(op.outputs[0].shape) for op in graph.ops]
-    for op in graph.arrays.topological.tolist():
-        found[op] = found[op] or any(found[i] for i in p.reads[op])
+    stack = [op for op, is_given in enumerate(found) if is_given]
+    while stack:
+        for reader in p.readers[stack.pop()]:
+            if not found[reader]:
+                found[reader] = True
+                stack.append(reader)
     return np.array(found, dtype=bool)

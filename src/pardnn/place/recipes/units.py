@@ -57,7 +57,7 @@ def units_of(whole: Graph, cut: Graph, stages: Stages, *, on_mesh: bool = False)
         stages: Of the whole one.
         on_mesh: Whether names end with a position of a mesh, "h@0", or "h@2@0" of a piece.
     """
-    number = {op.name: i for i, op in enumerate(whole.ops)}
+    number = whole.op_numbers
     n, a = len(cut.ops), cut.arrays
     of, piece = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     if cut is whole:
@@ -73,25 +73,18 @@ def units_of(whole: Graph, cut: Graph, stages: Stages, *, on_mesh: bool = False)
         of[i] = number.get(base, -1)
     stage = np.where(of >= 0, stages.stage[of], -1)
     phase = np.where(of >= 0, stages.phase[of], -1)
-    order = a.topological.tolist()
-    for i in order:
-        if stage[i] < 0:
-            made = a.tensor_op[a.input_tensor[a.input_ptr[i] : a.input_ptr[i + 1]]]
-            found = made[(stage[made] >= 0) & (phase[made] != SOURCE)]
-            if len(found):
-                stage[i], phase[i] = stage[found[-1]], phase[found[-1]]
-    for i in reversed(order):
-        if stage[i] < 0:
-            read = np.concatenate(
-                [
-                    a.consumer_op[a.consumer_ptr[t] : a.consumer_ptr[t + 1]]
-                    for t in range(a.output_ptr[i], a.output_ptr[i + 1])
-                ]
-                or [np.empty(0, dtype=np.int64)]
-            )
-            read = read[stage[read] >= 0]
-            first = read[np.lexsort((stage[read], phase[read]))][:1]
-            stage[i], phase[i] = (stage[first[0]], phase[first[0]]) if len(first) else (0, UPDATE)
-            if phase[i] == SOURCE:
-                phase[i] = FORWARD
+    order = a.topological
+    for i in order[stage[order] < 0].tolist():
+        made = a.tensor_op[a.input_tensor[a.input_ptr[i] : a.input_ptr[i + 1]]]
+        found = made[(stage[made] >= 0) & (phase[made] != SOURCE)]
+        if len(found):
+            stage[i], phase[i] = stage[found[-1]], phase[found[-1]]
+    for i in order[stage[order] < 0][::-1].tolist():
+        outputs = a.consumer_ptr[a.output_ptr[i : i + 2]]
+        read = a.consumer_op[outputs[0] : outputs[1]]
+        read = read[stage[read] >= 0]
+        first = read[np.lexsort((stage[read], phase[read]))][:1]
+        stage[i], phase[i] = (stage[first[0]], phase[first[0]]) if len(first) else (0, UPDATE)
+        if phase[i] == SOURCE:
+            phase[i] = FORWARD
     return Units(stage, piece, phase)

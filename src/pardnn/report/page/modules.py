@@ -73,11 +73,11 @@ def numbered_modules(found: Simulated) -> tuple[list[str], ndarray]:
     layers = layers_of(found.whole)
     if found.graph is not found.whole:
         layers = layers_of(found.graph, known_layers(found.whole, layers))
-    rows: dict[str, int] = {}
+    named = list(zip([layer or ELSEWHERE for layer in layers], found.graph.ops, strict=True))
     # Sources stand first in the file, in an order of their own.
-    for i in sorted(range(len(layers)), key=lambda i: found.graph.ops[i].is_source):
-        rows.setdefault(layers[i] or ELSEWHERE, len(rows))
-    return list(rows), np.array([rows[layer or ELSEWHERE] for layer in layers], dtype=np.int64)
+    calls = [layer for layer, op in named if not op.is_source]
+    rows = {layer: i for i, layer in enumerate(dict.fromkeys([*calls, *(of for of, _ in named)]))}
+    return list(rows), np.array([rows[layer] for layer, _ in named], dtype=np.int64)
 
 
 def _paths(names: list[str]) -> tuple[list[str], dict[str, list[int]]]:
