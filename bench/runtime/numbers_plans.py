@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import numpy as np
+
 import pardnn
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
@@ -13,10 +15,10 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
-#: Of the peak without a limit.
-PARTS = (0.95, 0.85, 0.7, 0.55)
-#: Of the optimizer state of the fullest device, taken off that peak.
-PARTS_OF_STATE = (0.3, 0.6, 0.9)
+#: Of the peak without a limit, for second calls; of the optimizer state, taken off for the host.
+PART, PART_OF_STATE = 0.8, 0.6
+#: Limits to try.
+TRIES = 4
 
 
 class Kind(NamedTuple):
@@ -31,6 +33,11 @@ class Kind(NamedTuple):
     def is_limited(self) -> bool:
         """Whether there is a limit, under which the plan needs more than placing or cutting."""
         return self.recompute or self.offload
+
+    def is_met(self, plan: Plan) -> bool:
+        """Whether a plan has what the kind is for."""
+        has_calls, is_on_host = bool(plan.recompute), bool(plan.offload)
+        return has_calls >= self.recompute and is_on_host >= self.offload
 
     @property
     def least_ranks(self) -> int:
@@ -54,6 +61,8 @@ KINDS = {
     "zero-1, 2 pieces, offload": Kind("zero-1", 2, offload=True),
     "megatron*1f1b, 2 pieces, recompute": Kind("megatron*1f1b", 2, recompute=True),
     "megatron*1f1b, 2 pieces, offload": Kind("megatron*1f1b", 2, offload=True),
+    "megatron*1f1b, 2 pieces, recompute, offload": Kind("megatron*1f1b", 2, True, True),
+    "tofu*pardnn, 2 pieces, recompute, offload": Kind("tofu*pardnn", 2, True, True),
     "auto-whole": Kind("auto-whole"),
     "auto, pieces auto": Kind("auto", 0),
 }
@@ -89,8 +98,8 @@ def plan_of(graph: Graph, kind: Kind, ranks: int, limit: int | None = None) -> P
     )  # fmt: skip
 
 
-def limits_below(graph: Graph, kind: Kind, plan: Plan) -> list[int]:
-    """Return limits under what a plan without any needs, the largest first.
+def first_limit(graph: Graph, kind: Kind, plan: Plan) -> int:
+    """Return a limit under what a plan without any needs.
 
     Args:
         graph: The graph.
@@ -98,16 +107,19 @@ def limits_below(graph: Graph, kind: Kind, plan: Plan) -> list[int]:
         plan: Without a limit.
     """
     assert plan.predicted is not None
-    peaks = plan.predicted.peak_bytes
-    if kind.recompute:
-        return [int(part * max(peaks)) for part in PARTS]
-    fullest = peaks.index(max(peaks))
-    state = sum(
-        op.outputs[0].bytes
-        for op in planned_graph(graph, plan).ops
-        if op.kind == "state" and plan.placement[op.name] == fullest
+    state = np.zeros(plan.num_devices)
+    for op in planned_graph(graph, plan).ops:
+        if op.kind == "state":
+            state[plan.placement[op.name]] += op.outputs[0].bytes
+    peaks = np.array(plan.predicted.peak_bytes)
+    fullest = peaks.argmax()
+    # Only ParDNN places by the limit: below the mean of all devices it needs more than that.
+    peak, there = (
+        (peaks.mean(), state.mean())
+        if kind.algorithm == "pardnn"
+        else (peaks[fullest], state[fullest])
     )
-    return [max(peaks) - int(part * state) for part in PARTS_OF_STATE]
+    return int(peak * (PART if kind.recompute else 1) - PART_OF_STATE * there * kind.offload)
 
 
 def planned(graph: Graph, kind: Kind, ranks: int) -> tuple[Plan, int | None]:
@@ -119,20 +131,28 @@ def planned(graph: Graph, kind: Kind, ranks: int) -> tuple[Plan, int | None]:
         ranks: Number of devices.
 
     Raises:
-        PardnnError: If the first plan is refused.
+        PardnnError: If the plan without a limit is refused, or each under one.
     """
     plan = plan_of(graph, kind, ranks)
     if not kind.is_limited:
         return plan, None
+    assert plan.predicted is not None
+    refused, without = 0, max(plan.predicted.peak_bytes)
+    limit = first_limit(graph, kind, plan)
     best: tuple[Plan, int] | None = None
-    for limit in limits_below(graph, kind, plan):
+    failure: InfeasibleError | None = None
+    for _ in range(TRIES):
         try:
             best = plan_of(graph, kind, ranks, limit), limit
-        except InfeasibleError:
-            if best is None:
-                raise
+        except InfeasibleError as error:
+            failure, refused = error, limit
+            limit = (limit + without) // 2
+            continue
+        if kind.is_met(best[0]):
             break
-        if best[0].recompute if kind.recompute else best[0].offload:
-            break
-    assert best is not None
+        without = limit
+        limit = (limit + refused) // 2 if refused else int(limit * PART)
+    if best is None:
+        assert failure is not None
+        raise failure
     return best
