@@ -44,7 +44,7 @@ from bench.common import RESULTS
 from bench.common.forked import forked, world_of
 from bench.runtime.equality import default_dtype
 from bench.runtime.numbers_page import page
-from bench.runtime.numbers_plans import KINDS, Kind, planned, tensor_peaks
+from bench.runtime.numbers_plans import KINDS, Kind, means_of, planned, tensor_peaks
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.runtime.binding import Binding
@@ -227,6 +227,7 @@ def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
         "second_calls": len(plan.recompute or ()), "on_host": len(plan.offload or ()),
         "devices": sum(1 for order in plan.order if order), "predicted": plan.predicted.peak_bytes,
     }  # fmt: skip
+    row["means"] = means_of(plan)
     row["predicted_tensors"] = tensor_peaks(graph, plan)
     found = trained(model, dtype, plan, path, [limit] * ranks)
     row["run_s"] = time.perf_counter() - begin - row["plan_s"]

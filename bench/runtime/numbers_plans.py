@@ -68,6 +68,18 @@ KINDS = {
 }
 
 
+def means_of(plan: Plan) -> list[str]:
+    """Return what a plan uses to fit or to be fast, of five."""
+    used = {
+        "ops cut": plan.partition is not None,
+        "ops placed": plan.partition is None or "*" in str(plan.algorithm),
+        "pieces": plan.pieces is not None,
+        "second calls": bool(plan.recompute),
+        "state on the host": bool(plan.offload),
+    }
+    return [means for means, is_used in used.items() if is_used]
+
+
 def tensor_peaks(graph: Graph, plan: Plan) -> list[int]:
     """Return a plan's peaks without what calls hold while they run.
 
