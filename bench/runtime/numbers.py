@@ -17,6 +17,8 @@ compared.
 - Kinds with second calls or state on the host are planned under a limit under which the plan has
   them, if a few tries find one. Limits are enforced while they run; then a step runs whose worst
   rank has a byte less than it needs, which has to fail by name.
+- Forced kinds have second calls, and half of the optimizer state on the host, whether a limit asks
+  for them or not. Planning under limits takes a minute, and often finds another way.
 
 A plan that is refused counts by its code. What has run is in the JSON beside the page, and is not
 run again. Each kind and model with one number of ranks first, another one in each precision.

@@ -12,13 +12,19 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
+from pardnn.place.recompute.placed import recomputed_plan
+from pardnn.plan.check import check_plan
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, on_devices, plan_arrays, planned_graph
+from pardnn.plan.rewritten.offload import may_offload
+from pardnn.planner.offload.cut import ordered
 
 #: Of the peak without a limit, for second calls; of the optimizer state, taken off for the host.
 PART, PART_OF_STATE = 0.8, 0.6
 #: Limits to try.
 TRIES = 4
+#: Of a search for second calls that are forced.
+WORK = 20_000
 
 
 class Kind(NamedTuple):
@@ -28,6 +34,7 @@ class Kind(NamedTuple):
     pieces: int | None = None
     recompute: bool = False
     offload: bool = False
+    is_forced: bool = False
 
     @property
     def is_limited(self) -> bool:
@@ -63,6 +70,13 @@ KINDS = {
     "megatron*1f1b, 2 pieces, offload": Kind("megatron*1f1b", 2, offload=True),
     "megatron*1f1b, 2 pieces, recompute, offload": Kind("megatron*1f1b", 2, True, True),
     "tofu*pardnn, 2 pieces, recompute, offload": Kind("tofu*pardnn", 2, True, True),
+    "pardnn, forced": Kind("pardnn", is_forced=True),
+    "1f1b, 4 pieces, forced": Kind("1f1b", 4, is_forced=True),
+    "tofu, forced": Kind("tofu", is_forced=True),
+    "zero-3, forced": Kind("zero-3", is_forced=True),
+    "zero-1, 2 pieces, forced": Kind("zero-1", 2, is_forced=True),
+    "megatron*1f1b, 2 pieces, forced": Kind("megatron*1f1b", 2, is_forced=True),
+    "tofu*pardnn, 2 pieces, forced": Kind("tofu*pardnn", 2, is_forced=True),
     "auto-whole": Kind("auto-whole"),
     "auto, pieces auto": Kind("auto", 0),
 }
@@ -134,6 +148,31 @@ def first_limit(graph: Graph, kind: Kind, plan: Plan) -> int:
     return int(peak * (PART if kind.recompute else 1) - PART_OF_STATE * there * kind.offload)
 
 
+def forced(graph: Graph, plan: Plan) -> Plan:
+    """Return a plan with second calls and half of the optimizer state on the host, fit or not.
+
+    Args:
+        graph: The graph.
+        plan: A plan for it without them.
+    """
+    assert plan.predicted is not None
+    there = on_devices(graph, plan)
+    seconds = np.full((plan.num_devices, len(there.ops)), 1e-6)
+    limits = [int(PART * peak) for peak in plan.predicted.peak_bytes]
+    plan = recomputed_plan(there, plan, seconds, limits, work=WORK)
+    sent = {message.tensor for message in plan.messages}
+    free = [op.name for op in may_offload(there) if op.outputs[0].name not in sent]
+    if free:
+        plan = dataclasses.replace(plan, offload=tuple(free[::2]))
+        plan = ordered(plan, planned_graph(graph, plan))
+    again = planned_graph(graph, plan)
+    peaks = tuple(int(peak) for peak in peak_bytes(again, plan_arrays(again, plan)))
+    predicted = dataclasses.replace(plan.predicted, peak_bytes=peaks) if plan.predicted else None
+    plan = dataclasses.replace(plan, predicted=predicted, checksum=None)
+    check_plan(graph, plan)
+    return plan
+
+
 def planned(graph: Graph, kind: Kind, ranks: int) -> tuple[Plan, int | None]:
     """Return a plan of a kind and its limit, with second calls or state on the host if it can.
 
@@ -146,6 +185,9 @@ def planned(graph: Graph, kind: Kind, ranks: int) -> tuple[Plan, int | None]:
         PardnnError: If the plan without a limit is refused, or each under one.
     """
     plan = plan_of(graph, kind, ranks)
+    if kind.is_forced:
+        plan = forced(graph, plan)
+        return plan, max(plan.predicted.peak_bytes) if plan.predicted else None
     if not kind.is_limited:
         return plan, None
     assert plan.predicted is not None

@@ -164,7 +164,7 @@ def _with_copies(problem: Problem, base: Outcome, chosen: set[str]) -> Outcome:
     offload = tuple(op.name for op in there.ops if op.name in chosen)
     plan = dataclasses.replace(sharded.plan, offload=offload)
     local = planned_graph(problem.graph, plan)
-    plan = _ordered(plan, local)
+    plan = ordered(plan, local)
     known = rewritten_costs(
         there, _of(sharded.costs, sharded.graph, there), plan, problem.cluster, local
     )
@@ -190,8 +190,13 @@ def _of(costs: Costs, graph: Graph, there: Graph) -> Costs:
     return dataclasses.replace(costs, seconds=seconds)
 
 
-def _ordered(plan: Plan, local: Graph) -> Plan:
-    """Return a plan with the copies beside the ops that use them, on their devices."""
+def ordered(plan: Plan, local: Graph) -> Plan:
+    """Return a plan with the copies beside the ops that use them, on their devices.
+
+    Args:
+        plan: Says which states are on the host, and has no copies yet.
+        local: The graph that it places, with copies.
+    """
     ops, placement = {op.name: op for op in local.ops}, dict(plan.placement)
     loads = {op.outputs[0].name: op.name for op in local.ops if op.kind == FROM_HOST}
     stores = [op for op in local.ops if op.kind == TO_HOST]
