@@ -14,12 +14,15 @@ compared.
 - Peaks are measured in the first step and compared with the plan's, rank by rank. What a call holds
   while it runs, such as a whole draw of which a rank keeps a part, is planned for and cannot be
   measured: the same plan's peak without it is compared, too.
-- Kinds with second calls or state on the host are planned under the largest of some limits under
-  which the plan has them. Limits are enforced while they run; then a step runs whose worst rank has
-  a byte less than it needs, which has to fail by name.
+- Kinds with second calls or state on the host are planned under a limit under which the plan has
+  them, if a few tries find one. Limits are enforced while they run; then a step runs whose worst
+  rank has a byte less than it needs, which has to fail by name.
+- Forced kinds have second calls, and half of the optimizer state on the host, whether a limit asks
+  for them or not. Planning under limits takes a minute, and often finds another way.
 
 A plan that is refused counts by its code. What has run is in the JSON beside the page, and is not
-run again; each kind and model with one number of ranks first. Seconds per case on an idle core.
+run again. Each kind and model with one number of ranks first, another one in each precision.
+Seconds per case on an idle core, with what `auto` searches minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from bench.common import RESULTS
 from bench.common.forked import forked, world_of
 from bench.runtime.equality import default_dtype
 from bench.runtime.numbers_page import page
-from bench.runtime.numbers_plans import KINDS, Kind, planned, tensor_peaks
+from bench.runtime.numbers_plans import KINDS, Kind, means_of, planned, tensor_peaks
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.runtime.binding import Binding
@@ -226,6 +229,7 @@ def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
         "second_calls": len(plan.recompute or ()), "on_host": len(plan.offload or ()),
         "devices": sum(1 for order in plan.order if order), "predicted": plan.predicted.peak_bytes,
     }  # fmt: skip
+    row["means"] = means_of(plan)
     row["predicted_tensors"] = tensor_peaks(graph, plan)
     found = trained(model, dtype, plan, path, [limit] * ranks)
     row["run_s"] = time.perf_counter() - begin - row["plan_s"]
@@ -247,6 +251,13 @@ def case(model: str, dtype: str, kind: Kind, ranks: int, folder: Path) -> Row:
     return row
 
 
+def write_page(path: Path, report: Row) -> None:
+    """Write the page, whose notes stay as they are."""
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    _, title, notes = before.partition("\n## Notes\n")
+    path.write_text(page(report) + title + notes, encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what has not run yet, and write the page after each case."""
     parser = argparse.ArgumentParser(prog="python -m bench numbers", description=__doc__)
@@ -257,7 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=RESULTS)
     parser.add_argument("--date", default=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
                         help="of the page that goes on")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=float("inf"),
+                        help="after which no case starts")  # fmt: skip
     options = parser.parse_args(arguments)
+    ends = time.perf_counter() + options.seconds
     torch.set_num_threads(1)  # before anything starts threads: ranks are forked
     path = options.output / f"{options.date}_numbers.json"
     report: Row = json.loads(path.read_text()) if path.exists() else {"rows": {}}
@@ -267,17 +281,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     todo = [
         (kind, model, ranks, dtype)
         for turn in range(len(ranks_of))
-        for dtype in options.dtypes.split(",")
-        for i, kind in enumerate(options.kinds.split(";"))
         for j, model in enumerate(options.models.split(","))
-        if (ranks := ranks_of[(i + j + turn) % len(ranks_of)]) >= KINDS[kind].least_ranks
+        for k, dtype in enumerate(options.dtypes.split(","))
+        for i, kind in enumerate(options.kinds.split(";"))
+        if (ranks := max(ranks_of[(i + j + k + turn) % len(ranks_of)], KINDS[kind].least_ranks))
+        in ranks_of
     ]
     with tempfile.TemporaryDirectory() as folder:
         for kind, model, ranks, dtype in todo:
             key = f"{kind} | {model} | {ranks} | {dtype}"
-            if key in report["rows"]:
-                continue
             begin = time.perf_counter()
+            if key in report["rows"] or begin > ends:
+                continue
             try:
                 row: Row = case(model, dtype, KINDS[kind], ranks, Path(folder))
             except Exception as error:
@@ -285,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             row["seconds"] = time.perf_counter() - begin
             report["rows"][key] = row
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-            path.with_suffix(".md").write_text(page(report), encoding="utf-8")
+            write_page(path.with_suffix(".md"), report)
             sys.stderr.write(f"{key}: {row}\n")
 
 

@@ -92,6 +92,19 @@ def summary(kind: str, rows: dict[tuple[str, str, str], Row]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def mixes(rows: list[Row]) -> list[str]:
+    """Return a table of what plans use together, the most of them first.
+
+    Args:
+        rows: Of the cases that ran.
+    """
+    counts = Counter(" + ".join(row["means"]) for row in rows)
+    each = sorted(counts.items(), key=lambda pair: (-pair[0].count(" + "), -pair[1]))
+    lines = [f"| {means or 'one device'} | {count} | {count / len(rows):.0%} |"
+             for means, count in each]  # fmt: skip
+    return ["| together | plans | share |", "| --- | ---: | ---: |", *lines]
+
+
 def page(report: Row) -> str:
     """Return the Markdown page of what has run so far.
 
@@ -119,7 +132,8 @@ def page(report: Row) -> str:
     lines = [
         "# Plans beside one device", "", about, "", WHAT, "", total, "",
         "| " + " | ".join(titles) + " |", "| --- |" + " ---: |" * (len(titles) - 1),
-        *(summary(kind, cases) for kind, cases in rows.items()), "", "## Faults", "",
+        *(summary(kind, cases) for kind, cases in rows.items()), "", "## Mixed", "",
+        *mixes([row for *_, row in every if "worst" in row]), "", "## Faults", "",
         *(f"- {kind}, {', '.join(key)}: {'; '.join(told)}" for kind, key, told in wrong),
         *(["None."] if not wrong else []), "", "## Refused", "",
         *(f"- {kind}, {', '.join(key)}: {row['refused']} {row['why']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.recompute import search
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
@@ -109,6 +111,55 @@ def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
     assert pardnn.plan(graph, roomy, "tofu", reserve=0.0, offload=True).offload is None
     with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
         pardnn.plan(graph, Cluster.uniform(2, memory=MIB), "tofu", reserve=0.0, offload=True)
+
+
+def trained(layers: int, count: int) -> Graph:
+    """A step of layers whose gradients read their inputs, and of states, of 4000 bytes each."""
+
+    def op(name: str, *inputs: str, kind: str = "aten.mul.Tensor", alias: str = "") -> Op:
+        made = Tensor(name=name, bytes=4000, shape=(1000,), dtype="float32", alias_of=alias or None)
+        args = [*({"tensor": each} for each in inputs), *([0.5] if alias else [])]
+        return Op(name=name, kind=kind, inputs=inputs, outputs=(made,), arguments={"args": args},
+                  seconds={"accelerator": 1e-3})  # fmt: skip
+
+    def source(name: str, kind: str) -> Op:
+        return dataclasses.replace(op(name, kind=kind), arguments={}, seconds=None)
+
+    states = [dataclasses.replace(source(f"s{i}", "state"), memory="residual", group=f"g{i}")
+              for i in range(count)]  # fmt: skip
+    updates = [
+        dataclasses.replace(op(f"t{i}", f"s{i}", kind="aten.mul_.Tensor", alias=f"s{i}"),
+                            memory="reference", group=f"g{i}") for i in range(count)]  # fmt: skip
+    forward = [op(f"f{i}", f"f{i - 1}", f"f{i - 1}") for i in range(1, layers + 1)]
+    gradients = [f"f{layers}", *(f"b{i}" for i in reversed(range(layers)))]
+    backward = [op(name, before, f"f{layers - 1 - i}")
+                for i, (before, name) in enumerate(itertools.pairwise(gradients))]  # fmt: skip
+    ops = [source("f0", "input"), *states, *updates, *forward, *backward]
+    return build_graph("trained", ops)
+
+
+def cut(graph: Graph, memory: int, *, recompute: bool = True, offload: bool = True) -> Plan:
+    cluster = Cluster.uniform(2, memory=memory)
+    return pardnn.plan(graph, cluster, "tofu", reserve=0.0, recompute=recompute, offload=offload)
+
+
+def test_second_calls_and_state_on_the_host_do_together_what_neither_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each device has 2000 bytes of each tensor, and two states that go to the host."""
+    monkeypatch.setattr(search, "MOST_ROUNDS", 5)
+    graph = trained(layers=3, count=2)
+    with pytest.raises(InfeasibleError):
+        cut(graph, 9000, offload=False)
+    with pytest.raises(InfeasibleError):
+        cut(graph, 9000, recompute=False)
+    plan = cut(graph, 9000)
+    assert plan.recompute
+    assert plan.offload
+    check_plan(graph, plan)
+    with pytest.raises(InfeasibleError) as failure:
+        cut(graph, 7999)
+    assert failure.value.details["bytes"] == 8000, "not the plan that came nearest"
 
 
 def test_a_copy_in_another_place_is_found_in_a_cut_plan() -> None:

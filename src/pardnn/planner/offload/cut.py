@@ -3,9 +3,10 @@
 Problem: state on the host is a graph with copies of it, and a cut of that graph would have to know
 what a copy is.
 Idea: a cut plan is a placement of its local ops, in which each shard of a state is a source of its
-own. So the plan is made first, for more memory than there is; then the shards of as few states as
-are needed go to the host, and the copies stand in each device's order right before the first op
-that reads the shard and right after the last that writes it.
+own. So the plan is made first, for more memory than there is, once for as much more as its state
+takes: a plan with second calls uses all that it is given, and fits no other way. Then the shards of
+as few states as are needed go to the host, and the copies stand in each device's order right before
+the first op that reads the shard and right after the last that writes it.
 Complexity: a plan for each of a few limits, and for each a simulation for each step of a bisection.
 Deviations: a shard that is sent as it is stays on its device.
 """
@@ -33,6 +34,9 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.time_limit import check_time
 
+#: Of an equal share of the state on each device: stages hold unequal shares of it.
+PART = 0.9
+
 
 def decide_cut_offloaded(
     problem: Problem, names: Sequence[str], decide: Decide, stays: Iterable[str] = ()
@@ -50,40 +54,63 @@ def decide_cut_offloaded(
     """
     started, kept = time.perf_counter(), set(stays)
     best: Outcome | None = None
-    failure: InfeasibleError | None = None
+    failures: list[InfeasibleError] = []
     try:
         best = None if kept else decide(problem, names)
     except InfeasibleError as error:
-        failure = error
+        failures.append(error)
     for base in _larger(problem, names, decide) if best is None else ():
         try:
             found = _least(problem, base, kept)
         except InfeasibleError as error:
-            failure = error
+            failures.append(error)
             continue
         if best is None or found.makespan_s < best.makespan_s:
             best = found
             problem.log.keep(found, problem.options.objective)
     if best is None:
-        assert failure is not None
-        raise failure
+        raise min(failures, key=_missing_bytes)
     return best._replace(planning_s=time.perf_counter() - started)
+
+
+def _missing_bytes(error: InfeasibleError) -> float:
+    """Return how far a plan was from fitting; an error that tells of no plan is the farthest."""
+    usable = error.details.get("usable_bytes")
+    return float("inf") if usable is None else error.details["bytes"] - usable
 
 
 def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:
     """Yield plans for more memory than there is: what goes to the host is to make them fit."""
-    for factor in LARGER:
+    seen: list[Plan] = []
+    for memories in _larger_limits(problem):
         check_time()
         devices = (
-            dataclasses.replace(d, memory=d.memory and factor and int(d.memory * factor))
-            for d in problem.cluster.devices
+            dataclasses.replace(device, memory=memory)
+            for device, memory in zip(problem.cluster.devices, memories, strict=True)
         )
         larger = dataclasses.replace(problem.cluster, devices=tuple(devices))
         log = SearchLog(within=problem.log, part="cut for a larger limit, ")
         try:
-            yield decide(dataclasses.replace(problem, cluster=larger, log=log), names)
+            found = decide(dataclasses.replace(problem, cluster=larger, log=log), names)
         except InfeasibleError:
             continue
+        assert found.sharded is not None
+        plan = dataclasses.replace(found.sharded.plan, cluster=None)
+        if plan not in seen:
+            seen.append(plan)
+            yield found
+
+
+def _larger_limits(problem: Problem) -> list[list[int | None]]:
+    """Return limits of each device: with as much more as its state takes, and multiples."""
+    memories = [device.memory for device in problem.cluster.devices]
+    state = sum(span_bytes(op.outputs[0]) for op in may_offload(problem.graph))
+    more = int(PART * state / problem.cluster.num_devices)
+    multiples: list[list[int | None]] = [
+        [None if m is None or factor is None else int(m * factor) for m in memories]
+        for factor in LARGER
+    ]
+    return [[None if m is None else m + more for m in memories], *multiples]
 
 
 def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
@@ -137,7 +164,7 @@ def _with_copies(problem: Problem, base: Outcome, chosen: set[str]) -> Outcome:
     offload = tuple(op.name for op in there.ops if op.name in chosen)
     plan = dataclasses.replace(sharded.plan, offload=offload)
     local = planned_graph(problem.graph, plan)
-    plan = _ordered(plan, local)
+    plan = ordered(plan, local)
     known = rewritten_costs(
         there, _of(sharded.costs, sharded.graph, there), plan, problem.cluster, local
     )
@@ -163,8 +190,13 @@ def _of(costs: Costs, graph: Graph, there: Graph) -> Costs:
     return dataclasses.replace(costs, seconds=seconds)
 
 
-def _ordered(plan: Plan, local: Graph) -> Plan:
-    """Return a plan with the copies beside the ops that use them, on their devices."""
+def ordered(plan: Plan, local: Graph) -> Plan:
+    """Return a plan with the copies beside the ops that use them, on their devices.
+
+    Args:
+        plan: Says which states are on the host, and has no copies yet.
+        local: The graph that it places, with copies.
+    """
     ops, placement = {op.name: op for op in local.ops}, dict(plan.placement)
     loads = {op.outputs[0].name: op.name for op in local.ops if op.kind == FROM_HOST}
     stores = [op for op in local.ops if op.kind == TO_HOST]
