@@ -278,6 +278,15 @@ def test_hooks_that_no_parameter_lists_are_refused():
     refused(step, args, "E801")
 
 
+def test_a_hook_that_notes_in_which_backward_it_ran_is_named():
+    step, args = entry(models.classify_step)()
+    weight = next(args[0].parameters())
+    torch.autograd.graph.register_multi_grad_hook([weight], lambda gradient: None, mode="any")
+    error = refused(step, args, "E804")
+    assert "register_multi_grad_hook" in error.message
+    assert "within the step" in error.message
+
+
 def with_gradients(is_reset_first):
     def step(model, optimizer, x):
         if is_reset_first:

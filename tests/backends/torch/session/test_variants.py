@@ -398,6 +398,16 @@ def test_a_gradient_that_one_path_leaves_to_another_is_refused() -> None:
     fast(x, True)
 
 
+def test_parameters_that_the_optimizer_does_not_hold_are_named() -> None:
+    step, model, optimizer, x = accumulating()
+    fast = parallelize(step, model, optimizer, x, True, decide=scattered, device="cpu")
+    fast(x, True)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    with pytest.raises(UnsupportedError, match=r"load_state_dict\(assign=True\)") as caught:
+        fast(x, True)
+    assert caught.value.code == "E808"
+
+
 def test_without_a_planner_a_change_is_refused() -> None:
     m = made()
     args = (m.model, m.criterion, m.optimizer, *m.batch)

@@ -221,6 +221,33 @@ def test_what_a_custom_op_reads_may_change(weigh: Callable[[Any], Any], key: str
         SCALE.update(forward=1.0, backward=1.0)
 
 
+def _registered() -> Callable[[float], None]:
+    """Give torch a function that nothing of Python's holds; return what sets its factor."""
+    factor = 1.0
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    def set_factor(value: float) -> None:
+        nonlocal factor
+        factor = value
+
+    LIBRARY.define("registered(Tensor x) -> Tensor")
+    LIBRARY.impl("registered", run, "CompositeImplicitAutograd")
+    return set_factor
+
+
+LIBRARY = torch.library.Library("pardnn_tests_of_cpp", "DEF")
+set_factor = _registered()
+
+
+def test_what_a_function_in_a_library_of_torch_reads_may_change() -> None:
+    assert_follows(
+        lambda x: torch.ops.pardnn_tests_of_cpp.registered(x) * 2,
+        lambda i: set_factor(1.0 + i // 2),
+    )
+
+
 SETTINGS_OF_A_SCALER: dict[str, Callable[[Any], Any]] = {
     "enabled": lambda scaler: setattr(scaler, "_enabled", False),
     "growth factor": lambda scaler: scaler.set_growth_factor(3.0),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.changed_state import counting_hook
 from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import (
     StepTrace,
@@ -31,7 +33,7 @@ def check_objects(objects: ObjectGraph) -> None:
         objects: What it reaches.
 
     Raises:
-        UnsupportedError: E801.
+        UnsupportedError: E801; E804 of a hook that keeps count.
     """
     for entry in objects.stateful:
         if isinstance(entry.value, torch.jit.ScriptModule):
@@ -39,6 +41,15 @@ def check_objects(objects: ObjectGraph) -> None:
     held = held_node((entry.name, entry.value) for entry in objects.tensors)
     if held is not None:
         raise unsupported.held_node(held)
+    for entry in objects.tensors:
+        if any(map(_is_counting, (entry.value._backward_hooks or {}).values())):
+            raise counting_hook(entry.name)
+
+
+def _is_counting(hook: Any) -> bool:
+    """Whether a hook is one of `register_multi_grad_hook`, which keeps count of its calls."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
 def of_search(error: PardnnError) -> PardnnError:

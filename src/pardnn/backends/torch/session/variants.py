@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
@@ -281,6 +283,15 @@ class Variants:
         if not read:
             return
         name = read[0]
+        if (parameter := _without_optimizer(variant.binding, name)) is not None:
+            raise UnsupportedError(
+                f"{shown(parameter)} is not the parameter that the optimizer holds: another one "
+                "took its place, as load_state_dict(assign=True) does, and nothing resets its "
+                "gradient or updates it.\n"
+                "Load without assign, or make the optimizer after that and parallelize again.",
+                code="E808",
+                details={"tensors": read[:20]},
+            )
         what = "a gradient" if name.endswith(".grad") else "a tensor"
         raise UnsupportedError(
             f"{shown(name)} is {what} that an earlier call left to this one, which takes another "
@@ -290,3 +301,18 @@ class Variants:
             code="E808",
             details={"tensors": read[:20]},
         )
+
+
+def _without_optimizer(binding: Binding, name: str) -> str | None:
+    """Return the name of the parameter that a gradient is of, if no optimizer of the step has it.
+
+    Args:
+        binding: Of the graph that reads the gradient.
+        name: Of the gradient.
+    """
+    parameter = binding.sources[name].parameter
+    found = [entry.value for entry in binding.stateful()]
+    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    is_lost = parameter is not None and optimizers and id(parameter) not in held
+    return name.removesuffix(".grad") if is_lost else None

@@ -114,13 +114,15 @@ class ContentGuards:
             self._bytes += size
             self._guards.append((name, value, content_of(value)))
 
-    def changes(self) -> Iterator[Change]:
-        """Yield what has other content."""
+    def changes(self) -> list[Change]:
+        """Return what has other content."""
+        found: list[Change] = []
         for name, value, then in self._guards:
             if content_of(value) != then:
                 kind = type(value).__name__
                 other = "order" if isinstance(value, OrderedDict) else "content"
-                yield Change(name, f"a {kind}", f"a {kind} of other {other}")
+                found.append(Change(name, f"a {kind}", f"a {kind} of other {other}"))
+        return found
 
 
 def has_content(value: Any) -> bool:

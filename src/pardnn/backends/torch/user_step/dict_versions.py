@@ -10,47 +10,69 @@ comparing takes. NumPy reads all of them at once, from where they lie: one line 
 this file knows one offset of one version of CPython, and looks at import whether it holds. 3.13
 writes attributes past the tag and 3.14 has none: elsewhere than on 3.11 nothing is known to be the
 same, and all is compared.
+
+In the same look are the words by which other objects hold what is guarded: an object its class, a
+cell its content, a function its code and defaults, a list its items. Such a word says that an
+object is still there only while that object is kept alive: what is let go of may make place for
+another at its address.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pardnn.backends.torch.user_step.memory_words import WORD, Words
+from pardnn.backends.torch.user_step.memory_words import TYPE_OFFSET, WORD, WORD_BYTES, Words
 
 #: Bytes from the start of a dictionary to its tag: after the header and the number of its items.
 _OFFSET = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)
 
 
 class DictVersions:
-    """The version tags of some dictionaries; at first none is known.
+    """The version tags of some dictionaries, at first none is known, and other words beside them.
 
     Args:
         holders: They are kept alive: a tag is read from where its dictionary lies.
+        others: Addresses of other words, and what they have to be; kept alive by the caller.
     """
 
-    def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
+    def __init__(
+        self, holders: Sequence[dict[Any, Any]], others: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._holders = list(holders)
-        self._words = Words(np.array(list(map(id, self._holders)), dtype=np.int64) + _OFFSET)
-        self._known = bytes(self._words.found)  # zeros; no tag is 0
+        self._tags = np.array(list(map(id, self._holders)), dtype=np.int64) + _OFFSET
+        self._size = WORD_BYTES * len(self._tags)
+        self._known = bytearray(self._size)  # no tag is 0
+        self.expect(others)
+
+    def expect(self, others: Sequence[tuple[int, int]]) -> None:
+        """Expect other words beside the tags that are known."""
+        words = np.array(others, dtype=np.uint64).reshape(-1, 2)
+        self._words = Words(np.concatenate([self._tags, words[:, 0].astype(np.int64)]))
+        self._known[self._size :] = words[:, 1].tobytes()
 
     def differ(self) -> bool:
-        """Look at the tags; return whether any is another one than when accepted last."""
+        """Look; return whether any tag is another one than when accepted last, or any word."""
         return self._words.read() != self._known
 
     def changed(self) -> tuple[int, ...]:
         """Return the indices of the holders whose tags differed at the last look."""
-        known = np.frombuffer(self._known, dtype=np.uint64)
-        return tuple((self._words.found != known).nonzero()[0].tolist())
+        count = len(self._tags)
+        known = np.frombuffer(bytes(self._known[: self._size]), dtype=np.uint64)
+        return tuple((self._words.found[:count] != known).nonzero()[0].tolist())
+
+    def are_others_same(self) -> bool:
+        """Whether all words beside the tags were as expected at the last look."""
+        return self._words.found[len(self._tags) :].tobytes() == self._known[self._size :]
 
     def accept(self) -> None:
         """Take the dictionaries for known as they were at the last look."""
-        self._known = bytes(self._words.found)
+        self._known[: self._size] = self._words.found[: len(self._tags)].tobytes()
 
 
 def _has_tags() -> bool:
@@ -69,3 +91,47 @@ def _has_tags() -> bool:
 
 #: Whether `DictVersions` can be asked here.
 HAS_TAGS = _has_tags()
+
+
+def class_address(value: Any) -> int:
+    """Return where an object holds its class."""
+    return id(value) + TYPE_OFFSET
+
+
+def attribute_address(value: Any, key: str) -> int | None:
+    """Return where a cell or function holds an attribute; None if that is not known."""
+    place = _PLACES.get((type(value), key))
+    return None if place is None else id(value) + place
+
+
+def list_words(value: list[Any], length: int) -> list[tuple[int, int]]:
+    """Return address and word of a list's length, as it has to be, and of where its items lie."""
+    pointer = id(value) + _ITEMS
+    return [(id(value) + _LENGTH, length), (pointer, WORD.from_address(pointer).value)]
+
+
+def _words_of(value: Any) -> list[int]:
+    count = type(value).__basicsize__ // WORD_BYTES
+    return list((WORD * count).from_address(id(value)))
+
+
+def _place(value: Any, word: int) -> int | None:
+    """Return the only offset at which an object has a word; None if there is not one."""
+    found = [WORD_BYTES * i for i, each in enumerate(_words_of(value)) if each == word]
+    return found[0] if len(found) == 1 else None
+
+
+def _places() -> dict[tuple[type, str], int]:
+    def probe(_a: Any = object(), *, _b: Any = object()) -> None:  # noqa: B008
+        pass
+
+    cell = types.CellType(object())
+    found = {(types.CellType, "cell_contents"): _place(cell, id(cell.cell_contents))}
+    for key in ("__code__", "__defaults__", "__kwdefaults__"):
+        found[types.FunctionType, key] = _place(probe, id(getattr(probe, key)))
+    return {key: place for key, place in found.items() if place is not None}
+
+
+#: Length of a list, and pointer to its items, as CPython 3.11 has them.
+_LENGTH, _ITEMS = object.__basicsize__, object.__basicsize__ + WORD_BYTES
+_PLACES = _places() if HAS_TAGS else {}

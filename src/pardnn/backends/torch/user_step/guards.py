@@ -41,6 +41,7 @@ from pardnn.backends.torch.user_step.content_guards import (
     reads_environment,
     shared_values,
 )
+from pardnn.backends.torch.user_step.dict_versions import attribute_address
 from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     AttributeGuards,
@@ -106,7 +107,7 @@ class Guards:
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
         self._guards: list[ItemGuard] = []
-        self._attributes = AttributeGuards()
+        self._attributes, self._pointed = AttributeGuards(), AttributeGuards()
         if reads_environment(self._used.of_users):  # by names that it may compute
             known = environment()
             self._guards.append(ItemGuard("os.environ", known, list(known), _any_key))
@@ -128,7 +129,7 @@ class Guards:
         for name, (space, key) in MODE_GLOBALS.items():
             self._guards.append(ItemGuard(name, space, [key]))
         self._guards += library_guards(self._used.functions, self._used.of_users)
-        self._snapshot = Snapshot(self._guards)
+        self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(self._parameters)
         self._of_batch = BatchGuards(step, names, self._used, written, live, filled)
         self._of_batch.hold({i: arguments[i] for i in batch})
@@ -146,14 +147,30 @@ class Guards:
         found: list[Change] = []
         if not self._snapshot.holds():
             found = [change for guard in self._guards for change in guard.changes()]
-            self._snapshot = Snapshot(self._guards)
+            self._snapshot = Snapshot(self._guards, self._pointers())
+        if not self._snapshot.is_rest_same:
+            rest = [*self._classes.changes(), *self._pointed.changes()]
+            if not rest:
+                self._snapshot.expect(self._pointers())
+            found += rest
         found += self._modes.changes()
-        found += self._classes.changes()
         found += self._attributes.changes()
         found += self._contents.changes()
         found += self._of_parameters.changes()
         found += self._of_batch.changes(batch)
         return found
+
+    def _pointers(self) -> list[tuple[int, int]]:
+        return [*self._classes.pointers(), *self._pointed.pointers()]
+
+    def _attribute(
+        self, name: str, value: Any, key: str, place: tuple[int, Any] | None = None
+    ) -> None:
+        """Guard which object an attribute holds, by the word that points to it where known."""
+        address = attribute_address(value, key)
+        guards = self._attributes if address is None else self._pointed
+        get = functools.partial(getattr, value, key, None)
+        guards.add(name, get, place=place, address=address or 0)
 
     def _walk(self, name: str, start: Any) -> None:
         stack = [(name, start)]
@@ -226,14 +243,21 @@ class Guards:
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         """Guard the numbers of groups and parameters; settings are sources, or compared there."""
-        for key in ("param_groups", "state"):
+        own = optimizer.__dict__
+        same = [key for key in ("param_groups", "state")
+                if key in own and not hasattr(type(optimizer), key)]  # fmt: skip
+        for key in (key for key in ("param_groups", "state") if key not in same):
             get = functools.partial(getattr, optimizer, key)
             self._attributes.add(dotted(path, key), get, is_same=True)
-        self._attributes.add(dotted(path, "step"), functools.partial(_own_step, optimizer))
-        own = optimizer.__dict__
+        if "step" in own:
+            self._attributes.add(dotted(path, "step"), functools.partial(_own_step, optimizer))
         keys = [k for k, v in own.items() if isinstance(v, VALUES) and k in self._used]
         keys = [key for key in keys if (id(own), key) not in self._written]
-        self._guards.append(ItemGuard(path, own, keys))
+
+        def is_new(key: Any) -> bool:
+            return key == "step" and _own_step(optimizer) is not None
+
+        self._guards.append(ItemGuard(path, own, [*keys, *same], is_new, same=same))
         self._hooks(path, own)
         state = optimizer.state
         self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
@@ -269,8 +293,7 @@ class Guards:
     def _rebindable(self, path: str, value: Any, keys: Iterable[str]) -> None:
         """Guard which objects some attributes hold."""
         for key in keys:
-            get = functools.partial(getattr, value, key, None)
-            self._attributes.add(dotted(path, key), get)
+            self._attribute(dotted(path, key), value, key)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
@@ -302,9 +325,8 @@ class Guards:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            get = functools.partial(getattr, cell, "cell_contents")
             if (id(cell), None) not in self._written:
-                self._attributes.add(key, get, place=(id(cell), None))
+                self._attribute(key, cell, "cell_contents", (id(cell), None))
                 yield key, value
         if is_library_file(function.__code__.co_filename):
             return

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import enum
+import gc
 import itertools
 import operator
 import os
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
+from pardnn.backends.torch.user_step.dict_versions import (
+    HAS_TAGS,
+    DictVersions,
+    class_address,
+    list_words,
+)
+from pardnn.backends.torch.user_step.memory_words import WORD, WORD_BYTES
 from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
 
 #: Compared by value; all other types are compared by identity, or walked.
@@ -54,9 +61,12 @@ class ItemGuard:
         keys: Of the items to compare.
         is_used: Whether a new item under a key is a change; None: new items never are.
         left: What else the step may find under keys: what it leaves there itself.
+        same: Keys under which an equal object is a change, too.
     """
 
-    __slots__ = ("get", "holder", "is_used", "is_whole", "keys", "left", "name", "size", "then")
+    __slots__ = (
+        "get", "holder", "is_used", "is_whole", "keys", "left", "name", "same", "size", "then",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,8 +75,10 @@ class ItemGuard:
         keys: Sequence[Any],
         is_used: Callable[[Any], bool] | None = None,
         left: Mapping[Any, Any] = _NOTHING,
+        same: Collection[Any] = (),
     ) -> None:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
+        self.same = same
         self.size = len(holder)
         # Whether all items of a dictionary are compared, in this order, and new ones are changes.
         self.is_whole = (
@@ -85,9 +97,15 @@ class ItemGuard:
         """Return the items whose values changed."""
         items = items_by_key(self.holder)
         found = [
+            Change(dotted(self.name, key), Held(then), Held(items.get(key)))
+            for key, then in zip(self.keys, self.then, strict=True)
+            if key in self.same and items.get(key, ABSENT) is not then
+        ] if self.same else []  # fmt: skip
+        found += [
             Change(_item_name(self.name, key), then, items.get(key), (id(self.holder), key))
             for key, then in zip(self.keys, self.then, strict=True)
-            if differ(items.get(key, ABSENT), then)
+            if (not self.same or key not in self.same)
+            and differ(items.get(key, ABSENT), then)
             and all(differ(items.get(key, ABSENT), each) for each in self.left.get(key, ()))
         ]
         if not found:
@@ -173,6 +191,7 @@ class AttributeGuards:
         self._names: list[tuple[str, bool, tuple[int, Any] | None]] = []
         self._getters: list[Callable[[], Any]] = []
         self._then: list[Any] = []
+        self._addresses: list[int] = []
 
     def add(
         self,
@@ -181,6 +200,7 @@ class AttributeGuards:
         *,
         is_same: bool = False,
         place: tuple[int, Any] | None = None,
+        address: int = 0,
     ) -> None:
         """Guard what `get` returns.
 
@@ -189,10 +209,18 @@ class AttributeGuards:
             get: Reads it.
             is_same: Whether an equal object in its place is a change, too.
             place: Where it is held, `held_numbers.place`.
+            address: Of the word that points to it.
         """
         self._names.append((name, is_same, place))
         self._getters.append(get)
         self._then.append(get())
+        self._addresses.append(address)
+
+    def pointers(self) -> list[tuple[int, int]]:
+        """Return address and word of all attributes; no default is a pointer to nothing."""
+        held = zip(self._addresses, map(id, self._then), strict=True)
+        return [(a, 0 if word == id(None) and not WORD.from_address(a).value else word)
+                for a, word in held]  # fmt: skip
 
     def changes(self) -> list[Change]:
         """Return what has changed."""
@@ -206,6 +234,9 @@ class AttributeGuards:
                 found.append(Change(name, Held(then), Held(now)))
             elif differ(now, then):
                 found.append(Change(name, then, now, place))
+        if not found:  # those of equal plain values are held, so that the next check finds them
+            held = zip(self._then, values, strict=True)
+            self._then = [now if isinstance(then, VALUES) else then for then, now in held]
         return found
 
 
@@ -229,6 +260,10 @@ class ClassGuards:
             self._objects.append(value)
             self._then.append(type(value))
 
+    def pointers(self) -> list[tuple[int, int]]:
+        """Return where the classes are held, and their addresses."""
+        return list(zip(map(class_address, self._objects), map(id, self._then), strict=True))
+
     def changes(self) -> Iterator[Change]:
         """Yield the objects that have another class."""
         now = list(map(type, self._objects))
@@ -239,38 +274,81 @@ class ClassGuards:
 
 
 class Snapshot:
-    """All guards on containers: that nothing has changed is found by version tags, or few loops.
+    """All guards on containers: that nothing has changed is found by words of memory, or few loops.
 
-    A dictionary whose tag is that of the last look is not looked into. The others are compared,
-    and so is all where there are no tags.
+    A dictionary whose version tag is that of the last look is not looked into, nor a list whose
+    words are. The others are compared, and so is all where this Python has no tags.
 
     Args:
-        guards: The first look compares them all.
+        guards: The first look compares the dictionaries.
+        pointers: Addresses of other words that are read with those, and what they have to be.
+
+    Attributes:
+        is_rest_same: Whether all `pointers` were found at the last look.
     """
 
-    def __init__(self, guards: Sequence[ItemGuard]) -> None:
-        tagged = [guard for guard in guards if HAS_TAGS and isinstance(guard.holder, dict)]
+    def __init__(
+        self, guards: Sequence[ItemGuard], pointers: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        tagged = [(d, g) for g in guards if HAS_TAGS and (d := _dictionary(g.holder)) is not None]
         # From low to high addresses, a page of memory is come to once.
-        tagged.sort(key=lambda guard: id(guard.holder))
-        is_tagged = set(map(id, tagged))
-        self._untagged = _Items([guard for guard in guards if id(guard) not in is_tagged])
-        self._tagged, self._versions = tagged, DictVersions([guard.holder for guard in tagged])
+        tagged.sort(key=lambda each: id(each[0]))
+        self._dictionaries = [holder for holder, _ in tagged]
+        self._tagged = [guard for _, guard in tagged]
+        is_tagged = set(map(id, self._tagged))
+        untagged = [guard for guard in guards if id(guard) not in is_tagged]
+        lists = [guard for guard in untagged if HAS_TAGS and isinstance(guard.holder, list)]
+        is_told = set(map(id, lists))
+        rest = [guard for guard in untagged if id(guard) not in is_told]
+        self._lists, self._of_lists = lists, _Items(lists)
+        self._untagged = _Items(rest) if rest else None
         # Often the same few change at each call, such as the globals of the user's loop.
         self._changed: tuple[int, ...] = ()
         self._of_changed = _Items(())
+        self.is_rest_same = False
+        self._tags = DictVersions(self._dictionaries)
+        self.expect(pointers)
+
+    def expect(self, pointers: Sequence[tuple[int, int]]) -> None:
+        """Expect other words beside the tags, and the lists as they are held."""
+        heads = [word for guard in self._lists for word in list_words(guard.holder, guard.size)]
+        self._tags.expect([*heads, *pointers] if HAS_TAGS else [])
+        items = [word for guard in self._lists for word in _item_words(guard)]
+        self._items = DictVersions([], items) if items else None
 
     def holds(self) -> bool:
         """Whether every guarded item is the object that it was, and no container grew."""
         # Looked at before anything is compared, so that no change is taken for known.
-        if self._versions.differ():
-            changed = self._versions.changed()
-            if changed != self._changed:
-                self._changed = changed
-                self._of_changed = _Items([self._tagged[index] for index in changed])
-            if not self._of_changed.hold():
-                return False
-            self._versions.accept()
-        return self._untagged.hold()
+        self.is_rest_same = is_same = HAS_TAGS
+        if self._tags.differ():
+            self.is_rest_same = is_same = self._tags.are_others_same()
+            if changed := self._tags.changed():
+                if changed != self._changed:
+                    self._changed = changed
+                    self._of_changed = _Items([self._tagged[index] for index in changed])
+                if not self._of_changed.hold():
+                    return False
+                self._tags.accept()
+        # Items of a list are read only where its length and its memory are those that are known.
+        is_other = not is_same or (self._items is not None and self._items.differ())
+        if is_other and not self._of_lists.hold():
+            return False
+        return self._untagged is None or self._untagged.hold()
+
+
+def _dictionary(holder: Any) -> dict[Any, Any] | None:
+    """Return a dictionary, or the one behind the attributes of a class."""
+    if isinstance(holder, types.MappingProxyType):
+        holder = gc.get_referents(holder)[0]
+    return holder if isinstance(holder, dict) else None
+
+
+def _item_words(guard: ItemGuard) -> Iterator[tuple[int, int]]:
+    """Yield where a list holds its guarded items, and their addresses."""
+    first = list_words(guard.holder, guard.size)[1][1]
+    for index, item in zip(guard.keys, guard.then, strict=True):
+        if index < len(guard.holder):
+            yield first + WORD_BYTES * index, id(item)
 
 
 class _Items:

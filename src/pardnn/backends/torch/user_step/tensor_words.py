@@ -53,7 +53,7 @@ class Places:
         sizes: First of a tensor.
         strides: First of a tensor.
         kinds: Offset, type, device and key set of a tensor.
-        data: Pointers of a storage to its data.
+        data: Pointer of a storage to its data.
         gradients: Words of autograd's data that hold `grad` and decide `requires_grad`.
     """
 
@@ -65,7 +65,7 @@ class Places:
     sizes: int
     strides: int
     kinds: tuple[int, ...]
-    data: tuple[int, ...]
+    data: int
     gradients: tuple[int, ...]
 
 
@@ -84,7 +84,12 @@ class TensorWords:
 
     def hold(self) -> bool:
         """Whether all tensors are as they were; False also where that cannot be told."""
-        return self._is_known and all(words.read() == known for words, known in self._levels)
+        if not self._is_known:
+            return False
+        for words, known in self._levels:  # noqa: SIM110  a generator takes two more microseconds
+            if words.read() != known:
+                return False
+        return True
 
     def _note(self, places: Places) -> bool:
         """Note the words of all tensors; return whether all are of the kind that was tried."""
@@ -108,7 +113,7 @@ class TensorWords:
             storages = self._level(impl + WORD_BYTES * places.storage, *shapes, *rest)[: len(impl)]
             if (storages == 0).any() or (_at(storages, 0) != places.classes[1]).any():
                 return False
-            self._level(*(storages + WORD_BYTES * word for word in places.data))
+            self._level(storages + WORD_BYTES * places.data)
             return True
         kept = self._level(impl + WORD_BYTES * places.autograd)
         kept = kept[kept != 0]
@@ -179,7 +184,6 @@ def _found() -> Places:
         raise ValueError
 
     autograd, kind, gradients = _autograd()
-    data = np.flatnonzero(_memory(storage._cdata)[:_NUM_DATA_WORDS] == storage.data_ptr())
     return Places(
         impl=_only(python == tensor._cdata),
         classes=(int(words[0]), int(_memory(storage._cdata)[0]), kind),
@@ -189,9 +193,19 @@ def _found() -> Places:
         sizes=_run_of(words, _SHAPE),
         strides=strides,
         kinds=tuple(kinds),
-        data=tuple(data.tolist()),
+        data=_data(storage),
         gradients=gradients,
     )
+
+
+def _data(storage: torch.UntypedStorage) -> int:
+    """Return which word of a storage points to its data; behind it is what frees them."""
+    # Memory of NumPy is freed by something else than a pointer to it.
+    others = torch.from_numpy(np.zeros(2)).untyped_storage()
+    found = [
+        _memory(each._cdata)[:_NUM_DATA_WORDS] == each.data_ptr() for each in (storage, others)
+    ]
+    return _only(found[0] & found[1])
 
 
 def _autograd() -> tuple[int, int, tuple[int, ...]]:

@@ -24,6 +24,21 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     )
 
 
+def counting_hook(name: str) -> UnsupportedError:
+    """Return E804: a hook that itself notes in which backward pass it ran.
+
+    Args:
+        name: Of a tensor that has it.
+    """
+    return UnsupportedError(
+        f'{shown(name)} has a hook of register_multi_grad_hook(mode="any"), which notes in which\n'
+        "backward pass it ran: set before the step, it would note the one of capture.\n"
+        "Register it within the step, where it is followed, or use tensor.register_hook.",
+        code="E804",
+        details={"tensor": name},
+    )
+
+
 def changed_setting(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a step that sets several numbers of an optimizer's group at once.
 
