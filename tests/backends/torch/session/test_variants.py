@@ -424,10 +424,11 @@ def test_without_a_planner_a_change_is_refused() -> None:
 
 def disagreeing(before: int, change: Callable[[Made, int, int], None]) -> list[Outcome]:
     def body(rank: int, path: str) -> Any:
-        connect(rank, 2, path, 2).close()
+        # One rank captures anew while the other one waits: over 2 s on a busy machine.
+        connect(rank, 2, path, 6).close()
         m = made()
         args = (m.model, m.criterion, m.optimizer, *m.batch)
-        fast = parallelize(m.step, *args, decide=scattered, timeout=2, device="cpu")
+        fast = parallelize(m.step, *args, decide=scattered, timeout=6, device="cpu")
         for i in range(before):
             m.batch[3] = bool(i % 2)
             fast(*m.batch)
