@@ -26,7 +26,7 @@ from pardnn.place.baselines import exact
 from pardnn.place.pardnn import step1_makespan
 from pardnn.place.recompute import search
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.sharded import complete
+from pardnn.planner.sharded import complete, memory
 from pardnn.shard.search import free_gradients, memory_estimate, tofu
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -65,7 +65,7 @@ CONSTANTS = {
     ("security.md", "2"): of_file.ALLOWANCE_BYTES / GIB,
     ("security.md", "60"): of_file.GRACE_SECONDS,
     ("sharded-plans.md", "2"): 100 * (complete.RELAYED - 1),
-    ("sharded-plans.md", "1.15"): complete.ROOM,
+    ("sharded-plans.md", "1.15"): memory.ROOM,
     ("tofu.md", "1.5"): tofu.FAR,
     ("tofu.md", "2"): 100 * (1 - free_gradients.WORTH["bytes"]),
     ("tofu.md", "5"): 100 * (memory_estimate.SAME_MEMORY - 1),

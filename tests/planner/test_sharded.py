@@ -23,8 +23,8 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete
-from pardnn.planner.sharded.complete import memory_goals
 from pardnn.planner.sharded.decide import may_shard
+from pardnn.planner.sharded.memory import memory_goals
 from pardnn.planner.sharded.shares import whole_shares
 from pardnn.report.results import CompareResult
 from pardnn.report.text import result_text

@@ -12,11 +12,15 @@ from torch import nn
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner.algorithms import CUTS, RULES, SHARDED
-from pardnn.planner.sharded import complete
+from pardnn.planner.costs import costs_for
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import complete, memory
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models
@@ -121,4 +125,22 @@ def test_what_devices_hold_is_known_before_partitioning(algorithm: str) -> None:
     graph = captured(many_samples)
     legal = legalize(graph, SHARDED[algorithm](graph, Cluster.uniform(4)))
     plan = spmd_partition(graph, legal)
-    assert complete.held_bytes(graph, legal) == complete._held(planned_graph(graph, plan), plan)
+    assert memory.held_bytes(graph, legal) == complete._held(planned_graph(graph, plan), plan)
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+def test_a_cut_that_holds_too_much_is_not_partitioned(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    def partitioned(*_: object, **__: object) -> Plan:
+        raise AssertionError
+
+    graph, cluster = captured(many_samples), Cluster.uniform(4)
+    sharding = SHARDED["data-parallel"](graph, cluster)
+    held = 3 * (256 * 256 + 256) * 4  # three layers in single precision, on every device
+    limited = Cluster.uniform(4, memory=held + room)
+    problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
+    monkeypatch.setattr(complete, "spmd_partition", partitioned)
+    with pytest.raises(InfeasibleError if room < 0 else AssertionError) as caught:
+        complete.plan_of_sharding(problem, sharding, unless_above=1.0)
+    assert (f"device 0 holds {held} bytes of parameters" in str(caught.value)) == (room < 0)

@@ -13,13 +13,18 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
-from pardnn.plan.mesh import Mesh, meets, owned_boxes, placements
-from pardnn.plan.partitioned_graph import FETCH
+from pardnn.plan.mesh import meets, placements
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.memory import (
+    check_held,
+    check_memory,
+    goals_of,
+    held_bytes,
+    memory_goals,
+)
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
-from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.legalize import legalize
@@ -27,7 +32,7 @@ from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.shard.spmd.relays import relay_axes
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
-from pardnn.sim.peak import live_bytes, one_device_peak, peaks
+from pardnn.sim.peak import peaks
 
 #: Ops of the partitioned graph above which `tofu` simulates one plan that fits and no second.
 MANY_LOCAL_OPS = 50_000
@@ -49,8 +54,6 @@ RELAYING = 1.1
 #: passed on: the simulator gives each pair of devices a link of its own, in machines groups of
 #: devices share one, so that what crosses it less often is faster there.
 RELAYED = 1.02
-#: Times its share of one device's peak that a device should need at most.
-ROOM = 1.15
 
 
 class ShardedPlan(NamedTuple):
@@ -99,6 +102,7 @@ def plan_of_sharding(
     legal = legalize(problem.graph, sharding)
     _check_fixed(problem, legal)
     if unless_above is not None:
+        check_held(problem, legal)
         _check_estimate(problem, legal, unless_above)
     reuses = _reuses(problem, legal)
     found, reuses = _completed(problem, legal, reuses, unless_above=unless_above)
@@ -136,31 +140,12 @@ def _reuses(problem: Problem, sharding: Sharding) -> tuple[int, ...]:
     """
     graph, mesh, number = problem.graph, sharding.mesh, len(problem.graph.ops)
     largest = max((t.bytes for op in graph.ops for t in op.outputs), default=0)
-    goals = _goals(graph, mesh, largest)
+    goals = goals_of(graph, mesh, largest)
     is_over = any(
         size > goal for size, goal in zip(held_bytes(graph, sharding), goals, strict=True)
     )
     is_large = number * mesh.size > MANY_LOCAL_OPS
     return (*(() if is_large or is_over else (number,)), NEAR_OPS, 0, -1)
-
-
-def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
-    """Return the bytes that each device holds all the time: its blocks of parameters and state.
-
-    Args:
-        graph: The graph.
-        sharding: Of all its tensors; see `legalize`.
-    """
-    found = [0] * sharding.mesh.size
-    for op in graph.ops:
-        for tensor in op.outputs if op.memory == "residual" else ():
-            shape, size = tensor.shape or (), math.prod(tensor.shape or ())
-            boxes = owned_boxes(shape, sharding.layouts[tensor.name], sharding.mesh)
-            if tensor.alias_of is not None or not size or boxes is None:
-                continue
-            for device, box in enumerate(boxes):
-                found[device] += tensor.bytes * volume(box) // size
-    return found
 
 
 def _completed(
@@ -184,7 +169,7 @@ def _completed(
     """
     tried, plan, local, arrays = _within_memory(problem, legal, reuses, relay_axes, unless_above)
     _check_links(problem, local, arrays)
-    _check_memory(problem, local, arrays)
+    check_memory(problem, local, arrays)
     chosen = _local_costs(problem, local)
     plan, arrays, makespan, sent = _overlapped(problem, local, plan, arrays, chosen)
     return ShardedPlan(plan, local, chosen, arrays, makespan, sent, 0.0), tried
@@ -333,25 +318,6 @@ def _overlapped(
     return overlapped_plan(local, plan, best), best.arrays, makespan, sent
 
 
-def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
-    """Return the bytes that each device should need at most.
-
-    That is `ROOM` times its fraction of the one-device peak, and twice the largest fetched region.
-
-    Args:
-        graph: The graph.
-        local: Its partitioned graph.
-        mesh: Over which it is sharded.
-    """
-    fetched = max((t.bytes for op in local.ops if op.kind == FETCH for t in op.outputs), default=0)
-    return _goals(graph, mesh, fetched)
-
-
-def _goals(graph: Graph, mesh: Mesh, fetched: int) -> list[int]:
-    peak = ROOM * one_device_peak(graph.arrays)
-    return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
-
-
 def _check_links(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     """Raise if the plan sends over a link that the cluster does not have."""
     latency = problem.cluster.arrays.latency
@@ -367,32 +333,4 @@ def _check_links(problem: Problem, local: Graph, plan: PlanArrays) -> None:
         f"device {source} to device {target}, and the cluster has no link between them.\n"
         "Algorithms that place whole ops, such as auto-whole, can do without some links.",
         details={"tensor": name, "from": source, "to": target},
-    )
-
-
-def _check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
-    """Raise if a device holds more than it may, naming the op at which it holds most."""
-    cluster, usable = problem.cluster, problem.capacities
-    limits = np.array([np.iinfo(np.int64).max if size is None else size for size in usable])
-    held = live_bytes(local.arrays, plan)
-    device_of = plan.place[plan.order_op]
-    over = held - limits[device_of]
-    worst = int(over.argmax())
-    if over[worst] <= 0:
-        return
-    device, op = int(device_of[worst]), local.ops[int(plan.order_op[worst])]
-    limit, reserve = cluster.devices[device].memory, problem.options.reserve
-    where = f" ({op.source})" if op.source else ""
-    raise InfeasibleError(
-        f"no plan fits. With every op cut over {cluster.num_devices} devices, device {device} "
-        f"holds {int(held[worst])} bytes while {shown(op.name)}{where} runs; usable are "
-        f"{usable[device]} (limit {limit}, reserve {reserve:g}).",
-        details={
-            "device": device,
-            "op": op.name,
-            "source": op.source,
-            "bytes": int(held[worst]),
-            "peak_bytes": int(held.max()),
-            "usable_bytes": usable[device],
-        },
     )

@@ -1,0 +1,101 @@
+"""What devices hold under a sharding: what it must be at most, and whether it may be.
+
+Goals are what a device should need: the plan shares fetched regions as far as they are kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pardnn.errors import InfeasibleError, shown
+from pardnn.graph.ir import Graph
+from pardnn.plan.mesh import Mesh, owned_boxes
+from pardnn.plan.partitioned_graph import FETCH
+from pardnn.plan.plan import PlanArrays
+from pardnn.planner.problem import Problem
+from pardnn.shard.boxes import volume
+from pardnn.shard.sharding import Sharding
+from pardnn.sim.peak import live_bytes, one_device_peak
+
+#: Times its share of one device's peak that a device should need at most.
+ROOM = 1.15
+
+
+def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
+    """Return the bytes that each device holds all the time: its blocks of parameters and state.
+
+    Args:
+        graph: The graph.
+        sharding: Of all its tensors; see `legalize`.
+    """
+    found = [0] * sharding.mesh.size
+    for op in graph.ops:
+        for tensor in op.outputs if op.memory == "residual" else ():
+            shape, size = tensor.shape or (), math.prod(tensor.shape or ())
+            boxes = owned_boxes(shape, sharding.layouts[tensor.name], sharding.mesh)
+            if tensor.alias_of is not None or not size or boxes is None:
+                continue
+            for device, box in enumerate(boxes):
+                found[device] += tensor.bytes * volume(box) // size
+    return found
+
+
+def check_held(problem: Problem, legal: Sharding) -> None:
+    """Raise if a device has no room for what it holds all the time: partitioning takes seconds."""
+    held = held_bytes(problem.graph, legal)
+    for device, (size, usable) in enumerate(zip(held, problem.capacities, strict=True)):
+        if usable is not None and size > usable:
+            raise InfeasibleError(
+                f"no plan fits. With every op cut over {legal.mesh.size} devices, device {device} "
+                f"holds {size} bytes of parameters and state; usable are {usable}."
+            )
+
+
+def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
+    """Return the bytes that each device should need at most.
+
+    That is `ROOM` times its fraction of the one-device peak, and twice the largest fetched region.
+
+    Args:
+        graph: The graph.
+        local: Its partitioned graph.
+        mesh: Over which it is sharded.
+    """
+    fetched = max((t.bytes for op in local.ops if op.kind == FETCH for t in op.outputs), default=0)
+    return goals_of(graph, mesh, fetched)
+
+
+def goals_of(graph: Graph, mesh: Mesh, fetched: int) -> list[int]:
+    """Return the same where the largest fetched region has so many bytes."""
+    peak = ROOM * one_device_peak(graph.arrays)
+    return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
+
+
+def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
+    """Raise if a device holds more than it may, naming the op at which it holds most."""
+    cluster, usable = problem.cluster, problem.capacities
+    limits = np.array([np.iinfo(np.int64).max if size is None else size for size in usable])
+    held = live_bytes(local.arrays, plan)
+    device_of = plan.place[plan.order_op]
+    over = held - limits[device_of]
+    worst = int(over.argmax())
+    if over[worst] <= 0:
+        return
+    device, op = int(device_of[worst]), local.ops[int(plan.order_op[worst])]
+    limit, reserve = cluster.devices[device].memory, problem.options.reserve
+    where = f" ({op.source})" if op.source else ""
+    raise InfeasibleError(
+        f"no plan fits. With every op cut over {cluster.num_devices} devices, device {device} "
+        f"holds {int(held[worst])} bytes while {shown(op.name)}{where} runs; usable are "
+        f"{usable[device]} (limit {limit}, reserve {reserve:g}).",
+        details={
+            "device": device,
+            "op": op.name,
+            "source": op.source,
+            "bytes": int(held[worst]),
+            "peak_bytes": int(held.max()),
+            "usable_bytes": usable[device],
+        },
+    )
