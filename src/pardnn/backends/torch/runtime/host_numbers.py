@@ -24,7 +24,6 @@ from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     missing_slots,
-    numbers_by_name,
     objects_by_name,
     place,
     slot_of_name,
@@ -32,6 +31,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
+from pardnn.backends.torch.user_step.shared_numbers import all_numbers
 from pardnn.backends.torch.user_step.sinks import may_be_told
 from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
@@ -131,7 +131,7 @@ class HostNumbers:
         objects = walk_objects(step, list(args))
         live = {name: source.get() for name, source in self._sources.items()}
         tensors = {n: value for n, value in live.items() if isinstance(value, torch.Tensor)}
-        held = numbers_by_name(objects.contents, {id(v): n for n, v in tensors.items()})
+        held = all_numbers(objects, {id(v): n for n, v in tensors.items()})
         slots = {name: held[name][0] for name in wanted if name in held}
         lacking = [name for name in wanted if name in self.program.initial and name not in slots]
         slots |= missing_slots(lacking, objects, tensors)

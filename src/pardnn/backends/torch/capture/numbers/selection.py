@@ -27,6 +27,7 @@ from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.shared_numbers import all_numbers
 from pardnn.backends.torch.user_step.sources import Source
 
 
@@ -69,7 +70,7 @@ class Selection:
         chosen = [source for source in found if self._is_symbol(source)]
         if not self.held or not self.ints:
             return chosen
-        places = numbers_by_name(objects.contents, names)
+        places = all_numbers(objects, names)
         wanted = sorted(self.held - {source.name for source in chosen})
         return chosen + [Source(n, "input", (places[n][0],)) for n in wanted if n in places]
 
@@ -111,7 +112,9 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
         numbers: Held before and after that.
         live: Names of numbers of objects that change between calls.
     """
-    read = numbers.unchanged(live)
+    # A step changes no class and no module.
+    shared = live & all_numbers(objects, {}).keys() - numbers.after.keys()
+    read = numbers.unchanged(live) | shared
     return Selection(held=schedule_numbers(objects) | read, live=read, defaults=numbers.defaults)
 
 
