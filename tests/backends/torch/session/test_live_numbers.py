@@ -8,7 +8,9 @@ from math import cos, pi
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, weighed
 from tests.backends.torch.user_step import settings
@@ -143,6 +145,16 @@ def test_a_number_that_no_op_takes_as_an_input_is_captured_as_often_as_it_change
         return F.dropout(loss, held.p)
 
     assert captures(weigh, lambda i: setattr(held, "p", i / 10), 4) == 4
+
+
+def test_a_number_that_torch_branches_on_is_captured_once_for_each_value() -> None:
+    dropout, criterion = nn.Dropout(0.1), nn.CrossEntropyLoss(label_smoothing=0.1)
+    scores, labels = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.5, 1.0]]), torch.tensor([0, 1])
+
+    def change(i: int) -> None:
+        dropout.p, criterion.label_smoothing = (0.1, 0.2) if i % 2 else (0.3, 0.0)
+
+    assert captures(lambda x: dropout(x) + criterion(x * scores, labels), change) == 2
 
 
 def test_a_number_that_runs_by_its_name_but_is_not_read_may_change() -> None:

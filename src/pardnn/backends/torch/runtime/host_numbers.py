@@ -22,6 +22,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
 )
 from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
+    all_numbers,
     containers,
     missing_slots,
     objects_by_name,
@@ -31,7 +32,6 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
-from pardnn.backends.torch.user_step.shared_numbers import all_numbers
 from pardnn.backends.torch.user_step.sinks import may_be_told
 from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.backends.torch.user_step.sources import Source, batch_indices

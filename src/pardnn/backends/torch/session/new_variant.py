@@ -29,10 +29,9 @@ from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
-from pardnn.backends.torch.user_step.held_numbers import NUMBERS, place
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
 from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.object_graph import walk_objects
-from pardnn.backends.torch.user_step.shared_numbers import all_numbers
 from pardnn.backends.torch.user_step.sources import (
     batch_indices,
     sources,

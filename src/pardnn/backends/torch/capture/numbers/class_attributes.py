@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import users_classes
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
-from pardnn.backends.torch.user_step.shared_numbers import users_classes
 
 _CONTAINERS = (list, dict, set, deque)
 #: Attributes by class: each with its value, and what a container holds.
