@@ -233,7 +233,14 @@ def test_names_and_texts_of_a_hostile_file_are_data() -> None:
     assert len(code.splitlines()) == code.count("\n")
 
 
+def test_a_lookup_reads_as_an_index() -> None:
+    found = op("y", "scalar.lookup", [0.5, -2], ref("it"))
+    graph = build_graph("g", [Op(name="it", kind="input", outputs=(float_tensor("it"),)), found])
+    assert " = [0.5, -2][it]" in plan_code(graph, random_plan(graph, 1))[0]
+
+
 @pytest.mark.parametrize("fault", [
+    op("y", "scalar.add", [0.5, 1.0], 1),
     op("y", "aten.relu.default", ref("x"), kwargs={"x=1), print(": 1}),
     op("y", "aten.relu.default; import os", ref("x")),
     op("y", "aten.from_file.default", "/etc/passwd"),

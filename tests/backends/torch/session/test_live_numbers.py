@@ -1,17 +1,32 @@
 """Numbers of objects that change between calls and that a step only reads are inputs of a graph."""
 
+import functools
 import math
+import sys
 from collections.abc import Callable
 from math import cos, pi
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, weighed
+from tests.backends.torch.user_step import settings
 
 CALLS = 8
 SCALE = 1.0
+
+
+class _Base:
+    scale = 1.0
+
+
+class _Scaled(_Base):
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.scale
 
 
 class _Slotted:
@@ -37,7 +52,7 @@ def test_an_item_of_a_dictionary_and_of_a_list_as_well() -> None:
 
 
 def test_a_slot_a_closure_and_a_global_as_well() -> None:
-    slotted, scale = _Slotted(), 1.0
+    slotted, scale, this = _Slotted(), 1.0, sys.modules[__name__]
 
     def of_closure(i: int) -> None:
         nonlocal scale
@@ -49,7 +64,42 @@ def test_a_slot_a_closure_and_a_global_as_well() -> None:
 
     assert captures(lambda x: x * slotted.scale, lambda i: setattr(slotted, "scale", 0.5 + i)) == 2
     assert captures(lambda x: x * scale, of_closure) == 2
-    assert captures(lambda x: x * SCALE, of_globals) == 2
+    assert captures(lambda x: x * SCALE / (1 + this.SCALE), of_globals) == 2
+
+
+def test_an_attribute_of_a_class_and_a_name_of_a_module_as_well() -> None:
+    held = _Scaled()
+
+    def weigh(loss: Any) -> Any:
+        return loss * _Base.scale + type(held).scale / held.scale + held.of_class() * loss
+
+    assert captures(weigh, lambda i: setattr(_Base, "scale", 0.5 + i)) == 2
+    times = functools.partial(setattr, settings, "TIMES")
+    assert captures(lambda x: x * settings.TIMES, lambda i: times(1 + i)) == 2
+    times(1)
+
+
+def test_what_hides_an_attribute_of_a_class_is_read() -> None:
+    held = _Scaled()
+
+    def change(i: int) -> None:
+        _Base.scale = 0.5 + i
+        if i == 4:
+            _Scaled.scale = 2.5
+        elif i == 5:
+            held.scale = 7.0
+        elif i == 6:
+            del held.scale, _Scaled.scale
+
+    assert captures(lambda x: x * held.scale, change) == 4
+
+
+def test_an_attribute_of_a_class_that_the_step_sets_is_captured_as_often_as_it_changes() -> None:
+    def weigh(loss: Any) -> Any:
+        _Base.scale = 2.0
+        return loss * _Base.scale
+
+    assert captures(weigh, lambda i: setattr(_Base, "scale", 0.5 + i), 3) == 4
 
 
 def test_an_epoch_of_which_a_branch_asks_has_a_capture_for_each_way() -> None:
@@ -95,6 +145,16 @@ def test_a_number_that_no_op_takes_as_an_input_is_captured_as_often_as_it_change
         return F.dropout(loss, held.p)
 
     assert captures(weigh, lambda i: setattr(held, "p", i / 10), 4) == 4
+
+
+def test_a_number_that_torch_branches_on_is_captured_once_for_each_value() -> None:
+    dropout, criterion = nn.Dropout(0.1), nn.CrossEntropyLoss(label_smoothing=0.1)
+    scores, labels = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.5, 1.0]]), torch.tensor([0, 1])
+
+    def change(i: int) -> None:
+        dropout.p, criterion.label_smoothing = (0.1, 0.2) if i % 2 else (0.3, 0.0)
+
+    assert captures(lambda x: dropout(x) + criterion(x * scores, labels), change) == 2
 
 
 def test_a_number_that_runs_by_its_name_but_is_not_read_may_change() -> None:

@@ -1,9 +1,9 @@
-"""Settings that steps of `test_guards` import in their own bodies."""
+"""Settings that steps of tests import, in their own bodies too."""
 
 from types import SimpleNamespace
 from typing import Any
 
-FACTOR = 1.0
+FACTOR, TIMES = 1.0, 1
 OPTIONS = SimpleNamespace(special=1.0)
 
 

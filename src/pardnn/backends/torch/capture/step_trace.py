@@ -40,6 +40,7 @@ class StepTrace:
         orders: Keys of dictionaries in which it leaves them in another order, by name.
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
+        tables: Lists and tuples that its counts lead into, or may: `rewrites.tables`.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
@@ -62,6 +63,7 @@ class StepTrace:
     orders: Mapping[str, list[Any]] = field(default_factory=dict)
     assigned: Mapping[str, Any] = field(default_factory=dict)
     trainable: Mapping[str, bool] = field(default_factory=dict)
+    tables: Sequence[Any] = ()
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
     def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:

@@ -20,6 +20,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_placeholders,
 )
 from pardnn.backends.torch.capture.restore import restore
+from pardnn.backends.torch.capture.rewrites.tables import tables_inserted, tables_of
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.step_trace import StepTrace, symbols_inserted
 from pardnn.backends.torch.capture.traced_run import run_noted
@@ -161,11 +162,14 @@ class Traces:
             trace.add(source, made[source.name], _first_value(source, initial, objects))
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
-        with symbols_inserted(trace, numbers):
+        inserted = tables_inserted(objects, chosen.tables or ())
+        with symbols_inserted(trace, numbers), inserted as trace.tables:
             run_noted(
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
                 self.number,
             )  # fmt: skip
+        if chosen.tables is None and tracer.scalars.is_index_asked:
+            trace.tables = tables_of(objects)
         return trace
 
 

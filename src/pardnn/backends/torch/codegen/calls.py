@@ -251,6 +251,9 @@ def _arithmetic(op: Op, args: list[Any], names: Identifiers) -> str:
     """Return host arithmetic as Python; operands are variables and literals."""
     find_call(op.kind)
     function = op.kind.removeprefix("scalar.")
+    if function == "lookup" and len(args) == 2:
+        table, index = (", ".join(tokens(item, names)) for item in args)
+        return f"{table}[{index}]"
     if any(isinstance(item, list) for item in args):
         raise FileError(f"op {shown(op.name)} computes with a list")
     texts = [token for item in args for token in tokens(item, names)]

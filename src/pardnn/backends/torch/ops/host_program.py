@@ -86,7 +86,7 @@ class HostProgram:
             failed = next((x for x in args if isinstance(x, Exception)), None)
             try:
                 found[f"#{k}"] = failed or SCALAR_FUNCTIONS[function](*args)
-            except (ArithmeticError, ValueError, TypeError) as error:
+            except (ArithmeticError, LookupError, ValueError, TypeError) as error:
                 found[f"#{k}"] = error
         return found
 
@@ -109,6 +109,8 @@ class HostProgram:
 
     def text(self, operand: Any, depth: int = 6) -> str:
         """Return a row as Python would write it, for messages."""
+        if isinstance(operand, list):
+            return "[...]"
         if not isinstance(operand, Reference):
             return repr(operand)
         if not operand.startswith("#"):

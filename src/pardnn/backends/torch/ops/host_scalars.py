@@ -45,6 +45,7 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log": math.log,
     "log10": math.log10,
     "log2": math.log2,
+    "lookup": operator.getitem,
     "lshift": operator.lshift,
     "lt": operator.lt,
     "max": max,
@@ -111,10 +112,12 @@ class ScalarRecorder(Protocol):
     """The tracer, as far as a node needs it.
 
     Attributes:
+        is_index_asked: Whether Python has asked any node for an index.
         hints: The number in the traced step behind each value that does not depend on data.
     """
 
     hints: dict[Any, Any]
+    is_index_asked: bool
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Any:
         """Record a call of host arithmetic and return its value.
@@ -276,7 +279,8 @@ class HostNode:
         return bool(self.recorder.guard_scalar(self, is_truth=True))
 
     def int_(self) -> int:
-        """Return the number, guarded."""
+        """Return the number, guarded, as an index."""
+        self.recorder.is_index_asked = True
         return int(self.recorder.guard_scalar(self))
 
     def sym_ite(self, then: HostNode, otherwise: HostNode) -> HostNode:

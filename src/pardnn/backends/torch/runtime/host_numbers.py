@@ -22,9 +22,9 @@ from pardnn.backends.torch.runtime.filled_containers import (
 )
 from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
+    all_numbers,
     containers,
     missing_slots,
-    numbers_by_name,
     objects_by_name,
     place,
     slot_of_name,
@@ -131,7 +131,7 @@ class HostNumbers:
         objects = walk_objects(step, list(args))
         live = {name: source.get() for name, source in self._sources.items()}
         tensors = {n: value for n, value in live.items() if isinstance(value, torch.Tensor)}
-        held = numbers_by_name(objects.contents, {id(v): n for n, v in tensors.items()})
+        held = all_numbers(objects, {id(v): n for n, v in tensors.items()})
         slots = {name: held[name][0] for name in wanted if name in held}
         lacking = [name for name in wanted if name in self.program.initial and name not in slots]
         slots |= missing_slots(lacking, objects, tensors)

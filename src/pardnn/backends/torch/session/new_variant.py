@@ -29,7 +29,7 @@ from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
-from pardnn.backends.torch.user_step.held_numbers import NUMBERS, numbers_by_name, place
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
 from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
@@ -286,7 +286,7 @@ def _changed_numbers(
         return set()
     objects = walk_objects(step, list(args))
     names = tensor_names(sources_of(objects, batch_indices(args)))
-    found = numbers_by_name(objects.contents, names)
+    found = all_numbers(objects, names)
     return {name for name, (slot, _) in found.items() if place(slot) in places}
 
 

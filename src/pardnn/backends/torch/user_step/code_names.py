@@ -45,3 +45,9 @@ def is_library_module(module: Any) -> bool:
     held = getattr(module, "__dict__", {})
     files = [held.get("__file__"), *(held.get("__path__") or ())]
     return is_library_file(next((each for each in files if each), "<"))
+
+
+def is_users_code(value: Any) -> bool:
+    """Whether a class or module is defined in the user's files, not in a library."""
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return not is_library_module(module)

@@ -20,7 +20,6 @@ import contextvars
 import functools
 import gc
 import logging
-import sys
 import threading
 import types
 import weakref
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_object
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module, names_in
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_users_code, names_in
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
     ContentGuards,
@@ -59,7 +58,7 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     tensors_of_groups,
 )
 from pardnn.backends.torch.user_step.references import behind_proxy, referred
-from pardnn.backends.torch.user_step.slots import slots_of_class
+from pardnn.backends.torch.user_step.slots import behind_view, slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -217,7 +216,7 @@ class Guards:
         elif isinstance(value, functools.partial | functools.partialmethod):
             yield from ((path, value.func), (path, value.args), (path, value.keywords))
         elif isinstance(value, type | types.ModuleType):
-            if _is_users_code(value):
+            if is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
         elif isinstance(value, _HOLDERS):
@@ -282,8 +281,10 @@ class Guards:
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]
     ) -> Iterator[tuple[str, Any]]:
+        at = id(behind_view(holder))
+
         def is_guarded(key: Any) -> bool:
-            return is_used(key) and (id(holder), key) not in self._written
+            return is_used(key) and (at, key) not in self._written
 
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
@@ -375,9 +376,3 @@ def _asked(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
 def _level(logger: logging.Logger) -> int:
     """Return the lowest level of the records that a logger takes."""
     return max(logger.getEffectiveLevel(), logger.manager.disable + 1)
-
-
-def _is_users_code(value: Any) -> bool:
-    """Whether a class or module is defined in the user's files, not in a library."""
-    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
-    return not is_library_module(module)

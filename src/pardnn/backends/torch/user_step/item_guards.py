@@ -22,6 +22,7 @@ from pardnn.backends.torch.user_step.dict_versions import (
 )
 from pardnn.backends.torch.user_step.memory_words import WORD, WORD_BYTES
 from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
+from pardnn.backends.torch.user_step.slots import behind_view
 
 #: Compared by value; all other types are compared by identity, or walked.
 VALUES = (
@@ -95,14 +96,14 @@ class ItemGuard:
 
     def changes(self) -> list[Change]:
         """Return the items whose values changed."""
-        items = items_by_key(self.holder)
+        items, at = items_by_key(self.holder), id(behind_view(self.holder))
         found = [
             Change(dotted(self.name, key), Held(then), Held(items.get(key)))
             for key, then in zip(self.keys, self.then, strict=True)
             if key in self.same and items.get(key, ABSENT) is not then
         ] if self.same else []  # fmt: skip
         found += [
-            Change(_item_name(self.name, key), then, items.get(key), (id(self.holder), key))
+            Change(_item_name(self.name, key), then, items.get(key), (at, key))
             for key, then in zip(self.keys, self.then, strict=True)
             if (not self.same or key not in self.same)
             and differ(items.get(key, ABSENT), then)

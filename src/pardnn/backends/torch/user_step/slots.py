@@ -5,6 +5,7 @@ An item of a container, an attribute, a closure cell, a global, or a part of a t
 
 from __future__ import annotations
 
+import gc
 import types
 from collections import deque
 from collections.abc import Iterator, MutableMapping
@@ -25,7 +26,7 @@ class Slot:
     """One place that holds a value: an item, an attribute, a closure cell, or a part of a tuple.
 
     Attributes:
-        holder: A dict, list, closure cell, or an object whose attribute it is.
+        holder: A dict, list, closure cell, or an object or class whose attribute it is.
         key: The key, index or attribute; None for a cell.
         path: Indices through tuples inside of what the holder holds.
     """
@@ -67,6 +68,8 @@ def items_of(holder: Any) -> Any:
     """Return what holds an object's values: itself, or the dictionary of its attributes."""
     if isinstance(holder, dict | list | deque):
         return holder
+    if isinstance(holder, type):
+        return ClassAttributes(holder)
     # Through __dict__ or slots, so that neither properties nor frozen dataclasses interfere.
     return Attributes(holder) if slots_of_class(type(holder)) else holder.__dict__
 
@@ -140,6 +143,34 @@ class Attributes(MutableMapping[str, Any]):
     def held_by(self, key: str) -> Any:
         """Return the object itself for a slot, and its `__dict__` for any other attribute."""
         return self._holder if key in self._slots else self._rest
+
+
+class ClassAttributes(Attributes):
+    """The attributes that a class itself has, whose `__dict__` takes none.
+
+    Args:
+        holder: The class.
+    """
+
+    def __init__(self, holder: type) -> None:
+        self._holder, self._slots, self._rest = holder, {}, vars(holder)  # pyright: ignore
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set an attribute, past what a metaclass makes of that."""
+        type.__setattr__(self._holder, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        """Delete an attribute."""
+        type.__delattr__(self._holder, key)
+
+    def held_by(self, key: str) -> Any:
+        """Return the dictionary behind `__dict__`."""
+        return behind_view(self._rest)
+
+
+def behind_view(holder: Any) -> Any:
+    """Return the dictionary that a read-only view shows, as of a class; else the holder itself."""
+    return gc.get_referents(holder)[0] if isinstance(holder, types.MappingProxyType) else holder
 
 
 def _held(holder: Any, key: Any) -> Any:

@@ -12,7 +12,6 @@ that a warning was given, a table of plain values.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.code_names import is_library_module
+from pardnn.backends.torch.user_step.held_numbers import users_classes
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
@@ -35,9 +34,7 @@ def class_attributes(objects: ObjectGraph) -> ClassAttributes:
     Args:
         objects: The object graph of the step.
     """
-    kinds = [each if isinstance(each, type) else type(each) for each in objects.seen.values()]
-    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
-    return {kind: _held(kind) for kind in bases if _is_users(kind)}
+    return {kind: _held(kind) for kind in users_classes(objects)}
 
 
 def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
@@ -72,11 +69,6 @@ def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
         for kind, then in before.items():
             _restore(kind, then)
         raise
-
-
-def _is_users(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    return not is_library_module(module)
 
 
 def _held(kind: type) -> dict[str, tuple[Any, Any]]:

@@ -32,6 +32,7 @@ class ScalarTrace:
         guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
         conditions: Computed host scalars that a branch depended on, what they were, and the line.
         hints: The number in the traced step of each host scalar that does not depend on data.
+        is_index_asked: Whether any number was asked for an index, or a count of turns.
         forced_decisions: Outcomes of the next branches on data.
         choices: Returns how a branch comes out whose code is undone where it does not run.
         questions: How all others come out, which are errors unless they are checks.
@@ -41,6 +42,7 @@ class ScalarTrace:
         self.guards: dict[Value, str] = {}
         self.conditions: dict[Value, tuple[Any, str | None]] = {}
         self.hints: dict[Value, Any] = {}
+        self.is_index_asked = False
         self.forced_decisions: list[bool] = []
         self.choices: Callable[[HostNode], bool | None] | None = None
         self.questions = Questions()

@@ -118,6 +118,7 @@ class _Gone(HostNode):
         super().__init__(self, None, float)
         self._schedule, self._locator = schedule, locator
         self.hints: Mapping[Any, Any] = {}
+        self.is_index_asked = False
 
     @property
     def operand(self) -> Any:

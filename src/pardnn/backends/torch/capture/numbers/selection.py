@@ -10,7 +10,7 @@ repeating step makes what the first step left, calls included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from pardnn.backends.torch.capture.same_calls import is_part_of
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
+from pardnn.backends.torch.user_step.held_numbers import all_numbers, numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 
@@ -43,6 +43,7 @@ class Selection:
         start: Values to trace with, by name, instead of those that the first trace left.
         created: Names among them of numbers that the first step creates.
         defaults: What a `defaultdict` or `Counter` gives for those that the first step creates.
+        tables: Lists and tuples into which symbols lead; None before any was asked for an index.
         is_first: Whether the first step is traced, which creates states.
     """
 
@@ -54,6 +55,7 @@ class Selection:
     start: Mapping[str, Any] = field(default_factory=dict)
     created: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    tables: Sequence[Any] | None = None
     is_first: bool = False
 
     def sources(
@@ -69,7 +71,7 @@ class Selection:
         chosen = [source for source in found if self._is_symbol(source)]
         if not self.held or not self.ints:
             return chosen
-        places = numbers_by_name(objects.contents, names)
+        places = all_numbers(objects, names)
         wanted = sorted(self.held - {source.name for source in chosen})
         return chosen + [Source(n, "input", (places[n][0],)) for n in wanted if n in places]
 
@@ -95,7 +97,7 @@ class Selection:
 
     def plain(self) -> Selection:
         """Return the selection with plain numbers for all but the floats."""
-        return replace(self, ints=False)
+        return replace(self, ints=False, tables=())
 
 
 NO_SYMBOLS = Selection(floats=False, ints=False, is_first=True)
@@ -111,17 +113,21 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
         numbers: Held before and after that.
         live: Names of numbers of objects that change between calls.
     """
-    read = numbers.unchanged(live)
+    # A step changes no class and no module.
+    shared = live & all_numbers(objects, {}).keys() - numbers.after.keys()
+    read = numbers.unchanged(live) | shared
     return Selection(held=schedule_numbers(objects) | read, live=read, defaults=numbers.defaults)
 
 
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
-    """Return the selection without `live` numbers, or ints of arguments; None if it has none.
+    """Return the selection without tables, `live` numbers or ints of arguments; None if none.
 
     Args:
         chosen: With which the step cannot be traced.
         found: Sources of the step.
     """
+    if chosen.tables:
+        return replace(chosen, tables=())
     if chosen.live:
         return chosen.without_live(chosen.live)
     ints = {source.name for source in found if type(source.get()) is int} - chosen.frozen
@@ -153,6 +159,8 @@ def _other(
     chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
 ) -> Selection | None:
     """Return another selection, see `reconsidered`."""
+    if [*map(id, trace.tables)] != [*map(id, chosen.tables or ())]:
+        return replace(chosen, tables=trace.tables)
     if fixed := _needed(trace) & chosen.live:
         return chosen.without_live(fixed)
     needed = _needed_ints(trace) - chosen.held
