@@ -1,10 +1,12 @@
 """`convert`, all ways: inputs, graphs, plans, placements and splits."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+import pardnn
 from pardnn.api.convert import (
     GRAPH,
     MSR_INPUT,
@@ -15,12 +17,13 @@ from pardnn.api.convert import (
     convert,
 )
 from pardnn.cluster import Cluster
-from pardnn.errors import FileError, MismatchError, UsageError
-from pardnn.graph.file import read_graph
+from pardnn.errors import FileError, InvalidPlanError, MismatchError, UsageError
+from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.check import plan_problems
-from pardnn.plan.file import read_plan
+from pardnn.plan.file import read_plan, write_plan
 from pardnn.planner.options import PlanOptions
 from testbed import DATA
+from testbed.small_graphs import small_case
 
 INPUT = DATA / "msr-fiddle" / "layer_bert24_inference.json.gz"
 
@@ -86,6 +89,21 @@ def test_splits_plans_and_placements(read: tuple[Path, Cluster], tmp_path: Path)
     assert json.loads(back.read_text()) == json.loads(split.read_text())
     convert(split, back, ConvertOptions(to=PLACEMENT, graph_file=graph, cluster=cluster))
     assert back.read_bytes() == lines.read_bytes()
+
+
+@pytest.mark.parametrize("to", [PLACEMENT, MSR_SPLIT])
+def test_a_plan_for_another_number_of_devices_than_its_cluster_is_refused(
+    to: str, tmp_path: Path
+) -> None:
+    graph, cluster = small_case(0, seed=0)
+    plan = pardnn.plan(graph, cluster, "round-robin")
+    fewer = Cluster.uniform(cluster.num_devices - 1)
+    write_graph(graph, tmp_path / "g.json")
+    write_plan(dataclasses.replace(plan, cluster=fewer), tmp_path / "p.json")
+    options = ConvertOptions(to=to, graph_file=tmp_path / "g.json")
+    with pytest.raises(InvalidPlanError, match="order has 3 devices, the cluster 2"):
+        convert(tmp_path / "p.json", tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_missing_is_named(read: tuple[Path, Cluster], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pardnn import files
 from pardnn.cluster import MAX_DEVICES, Cluster, Device, Link, Rate, write_cluster
-from pardnn.errors import FileError, MismatchError, UsageError, shown
+from pardnn.errors import FileError, InvalidPlanError, MismatchError, UsageError, shown
 from pardnn.graph import interchange
 from pardnn.graph.file import graph_from_json, read_graph, write_graph
 from pardnn.graph.ir import Graph
@@ -243,6 +243,11 @@ def _placement(
                 f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has one "
                 "device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
                 code="E214",
+            )
+        if plan.cluster is not None and plan.cluster.num_devices != plan.num_devices:
+            raise InvalidPlanError(
+                f"plan {what}: order has {plan.num_devices} devices, the cluster "
+                f"{plan.cluster.num_devices}"
             )
         _check_placement(plan.placement, graph, plan.num_devices)
         return {op.name: plan.placement[op.name] for op in graph.ops}, plan.cluster
