@@ -177,8 +177,7 @@ def _placement(c: _Context) -> Iterator[str]:
             yield f"placement: op {name!r:.80} is not in the graph"
         elif not 0 <= device < k:
             yield f"placement: op {name!r:.80} is on device {device}, but there are {k}"
-        elif types and (name, types[device]) in unable:
-            kind = types[device]
+        elif types and (name, kind := types[device]) in unable:
             yield f"placement: op {name!r:.80} cannot run on device {device} of type {kind!r}"
 
 

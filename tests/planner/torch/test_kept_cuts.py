@@ -21,14 +21,11 @@ from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.sim.levels import slowest_link
+from tests.backends.torch import models
 
 
 def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = ((model(x) - y) ** 2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss
+    return models.train(model, optimizer, (model(x) - y).square().mean())
 
 
 @functools.cache

@@ -74,14 +74,17 @@ def _best(
     def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Outcome:
         return _in_pieces(problem, number, algorithms, decide, below=below)
 
+    def in_whole(algorithms: Sequence[str]) -> None:
+        if algorithms:
+            found.try_(lambda: decide(_only_below(problem, found.seconds), algorithms))
+
     count = 1
     if OWNERS in others:
         owned, count = best_owned(problem, lambda number: _owned(problem, number, decide))
         found.take(owned)
     rows = found.seconds
     whole = _may_be_below(problem, names, rows)
-    if placed := [name for name in whole if name not in SHARDED]:
-        found.try_(lambda: decide(_only_below(problem, found.seconds), placed))
+    in_whole([name for name in whole if name not in SHARDED])
     with _until_no_batch():
         for number in _counts():
             below = min(found.seconds, staged.seconds)
@@ -90,8 +93,7 @@ def _best(
             if staged.is_done(number):
                 break
     found.take(staged)
-    if cuts := [name for name in whole if name in SHARDED]:
-        found.try_(lambda: decide(_only_below(problem, found.seconds), cuts))
+    in_whole([name for name in whole if name in SHARDED])
     if others and quick != others:
         with _until_no_batch():
             _others(found, count, lambda number, below: in_pieces(number, others, below))

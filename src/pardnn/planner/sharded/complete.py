@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,10 +102,11 @@ def plan_of_sharding(
     started = time.perf_counter()
     legal = legalize(problem.graph, sharding)
     _check_fixed(problem, legal)
+    held = held_bytes(problem.graph, legal)
     if unless_above is not None:
-        check_held(problem, legal)
+        check_held(problem, held)
         _check_estimate(problem, legal, unless_above)
-    reuses = _reuses(problem, legal)
+    reuses = _reuses(problem, legal, held)
     found, reuses = _completed(problem, legal, reuses, unless_above=unless_above)
     axes = relay_axes(problem.cluster, legal.mesh)
     if axes and (unless_above is None or found.makespan_s < RELAYING * unless_above):
@@ -132,7 +134,7 @@ def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> N
         raise InfeasibleError(f"not tried: the search has partitioned {MOST_WORK} ops")
 
 
-def _reuses(problem: Problem, sharding: Sharding) -> tuple[int, ...]:
+def _reuses(problem: Problem, sharding: Sharding, held: Sequence[int]) -> tuple[int, ...]:
     """Return for how many ops a fetched region is kept, in the order of trying; -1: in turn.
 
     Regions are kept for all ops only where that may keep to `memory_goals`: not if what devices
@@ -141,9 +143,7 @@ def _reuses(problem: Problem, sharding: Sharding) -> tuple[int, ...]:
     graph, mesh, number = problem.graph, sharding.mesh, len(problem.graph.ops)
     largest = max((t.bytes for op in graph.ops for t in op.outputs), default=0)
     goals = goals_of(graph, mesh, largest)
-    is_over = any(
-        size > goal for size, goal in zip(held_bytes(graph, sharding), goals, strict=True)
-    )
+    is_over = any(size > goal for size, goal in zip(held, goals, strict=True))
     is_large = number * mesh.size > MANY_LOCAL_OPS
     return (*(() if is_large or is_over else (number,)), NEAR_OPS, 0, -1)
 

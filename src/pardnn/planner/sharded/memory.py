@@ -6,6 +6,7 @@ Goals are what a device should need: the plan shares fetched regions as far as t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,13 +43,12 @@ def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
     return found
 
 
-def check_held(problem: Problem, legal: Sharding) -> None:
+def check_held(problem: Problem, held: Sequence[int]) -> None:
     """Raise if a device has no room for what it holds all the time: partitioning takes seconds."""
-    held = held_bytes(problem.graph, legal)
     for device, (size, usable) in enumerate(zip(held, problem.capacities, strict=True)):
         if usable is not None and size > usable:
             raise InfeasibleError(
-                f"no plan fits. With every op cut over {legal.mesh.size} devices, device {device} "
+                f"no plan fits. With every op cut over {len(held)} devices, device {device} "
                 f"holds {size} bytes of parameters and state; usable are {usable}."
             )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import gc
 import itertools
 import operator
 import os
@@ -294,7 +293,6 @@ class Snapshot:
         tagged = [(d, g) for g in guards if HAS_TAGS and (d := _dictionary(g.holder)) is not None]
         # From low to high addresses, a page of memory is come to once.
         tagged.sort(key=lambda each: id(each[0]))
-        self._dictionaries = [holder for holder, _ in tagged]
         self._tagged = [guard for _, guard in tagged]
         is_tagged = set(map(id, self._tagged))
         untagged = [guard for guard in guards if id(guard) not in is_tagged]
@@ -307,7 +305,7 @@ class Snapshot:
         self._changed: tuple[int, ...] = ()
         self._of_changed = _Items(())
         self.is_rest_same = False
-        self._tags = DictVersions(self._dictionaries)
+        self._tags = DictVersions([holder for holder, _ in tagged])
         self.expect(pointers)
 
     def expect(self, pointers: Sequence[tuple[int, int]]) -> None:
@@ -339,9 +337,8 @@ class Snapshot:
 
 def _dictionary(holder: Any) -> dict[Any, Any] | None:
     """Return a dictionary, or the one behind the attributes of a class."""
-    if isinstance(holder, types.MappingProxyType):
-        holder = gc.get_referents(holder)[0]
-    return holder if isinstance(holder, dict) else None
+    found = behind_view(holder)
+    return found if isinstance(found, dict) else None
 
 
 def _item_words(guard: ItemGuard) -> Iterator[tuple[int, int]]:
