@@ -25,8 +25,11 @@ from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import check_state_kept
 from pardnn.planner.costs import costs_for
+from pardnn.planner.offload import cut as offload_cut
 from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
 
 pytestmark = pytest.mark.jit
 
@@ -111,6 +114,21 @@ def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
     assert pardnn.plan(graph, roomy, "tofu", reserve=0.0, offload=True).offload is None
     with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
         pardnn.plan(graph, Cluster.uniform(2, memory=MIB), "tofu", reserve=0.0, offload=True)
+
+
+def test_a_cut_that_several_limits_give_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, least = list[Plan](), offload_cut._least
+
+    def noted(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
+        assert base.sharded is not None
+        searched.append(dataclasses.replace(base.sharded.plan, cluster=None))
+        return least(problem, base, kept)
+
+    monkeypatch.setattr(offload_cut, "_least", noted)
+    cluster = Cluster.uniform(2, memory=5 * MIB)
+    pardnn.plan(states([MIB] * 4), cluster, "tofu", reserve=0.0, offload=True)
+    assert searched
+    assert all(one != other for one, other in itertools.combinations(searched, 2))
 
 
 def trained(layers: int, count: int) -> Graph:
