@@ -105,6 +105,8 @@ class TrainingState:
         Raises:
             MismatchError: E524, if one was changed meanwhile; E525, as `check`.
         """
+        if not self._torn_by and not self._synced:
+            return
         self.check()
         changed = self._take_back()
         if changed:

@@ -116,17 +116,23 @@ class Channel:
         self._buffers[spec.number] = buffer
         return None if spec.is_scalar else buffer
 
-    def send(self, spec: MessageSpec, value: Any) -> None:
+    def send(self, spec: MessageSpec, value: Any, memory: memoryview | None = None) -> None:
         """Post the send; the value must not change until `wait` returns.
+
+        Args:
+            spec: The message.
+            value: As the spec says.
+            memory: Its bytes, where they lie on the host and it is known to be as the spec says.
 
         Raises:
             RankError: E604, if the value is not what the spec says.
             LostError: E602, if the peer's connection closed.
         """
-        payload = payload_of(spec, value, self._transport_device)
+        is_known = memory is not None
+        payload = value if is_known else payload_of(spec, value, self._transport_device)
         if self._is_local(spec, spec.target):
             assert self.local is not None
-            work = self.local.send(spec.target, memory_of(payload, spec.bytes))
+            work = self.local.send(spec.target, memory or memory_of(payload, spec.bytes))
             self._posted(_Pending(work if work.left else None, spec, True, (payload,), None))
             return
         payload = byte_view(payload)
@@ -134,8 +140,12 @@ class Channel:
             payload = payload.to(self._transport_device)
         self._post(spec, payload, sending=True)
 
-    def receive(self, spec: MessageSpec) -> None:
+    def receive(self, spec: MessageSpec, memory: memoryview | None = None) -> None:
         """Post the receive into the buffer of `allocate`.
+
+        Args:
+            spec: The message.
+            memory: The buffer's bytes, where they are known.
 
         Raises:
             LostError: E602, if the peer's connection closed.
@@ -143,7 +153,7 @@ class Channel:
         if self._is_local(spec, spec.source):
             assert self.local is not None
             buffer = self._buffers[spec.number]
-            work = self.local.receive(spec.source, memory_of(buffer, spec.bytes))
+            work = self.local.receive(spec.source, memory or memory_of(buffer, spec.bytes))
             self._posted(_Pending(work, spec, False, (buffer,), None))
             return
         self._post(spec, self._receive_bytes(spec), sending=False)

@@ -51,13 +51,13 @@ class Agreement:
         self._in_pair.write([-1, -1])
         self._channel.allocate(self._in, self._in_pair.tensor)
         self._out_pair.write(self._told)
-        told = self._out_pair.tensor
+        told = self._out_pair
         # One order of all these messages that every rank keeps to: 0 to 1, 1 to 2, ...
         if self._rank == 0:
-            self._channel.send(self._out, told)
-        self._channel.receive(self._in)
+            self._channel.send(self._out, told.tensor, told.memory)
+        self._channel.receive(self._in, self._in_pair.memory)
         if self._rank != 0:
-            self._channel.send(self._out, told)
+            self._channel.send(self._out, told.tensor, told.memory)
 
     def check(self) -> None:
         """Compare what the left neighbour said.
@@ -100,12 +100,14 @@ class _Pair:
 
     Attributes:
         tensor: What is sent or received.
+        memory: Its bytes; None if they are not on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.tensor = torch.empty(2, dtype=torch.int64, device=device)
         self._host = self.tensor.cpu()  # itself, if it is there
         self._words = memoryview(self._host.numpy())
+        self.memory = self._words.cast("B") if self._host is self.tensor else None
 
     def write(self, numbers: Sequence[int]) -> None:
         self._words[0], self._words[1] = numbers
