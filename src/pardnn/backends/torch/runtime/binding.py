@@ -330,7 +330,8 @@ class Binding:
             objects = walk_value(arg, self._names[i])
             tensors |= {entry.name: entry.value for entry in objects.tensors}
             numbers |= {entry.name: entry.value for entry in objects.numbers}
-        self._starting.check()
+        if not self._has_run:
+            self._starting.check()
         return Batch(tuple(batch), tensors, numbers)
 
     def arguments(self, batch: Sequence[Any]) -> tuple[Any, ...]:
@@ -389,7 +390,6 @@ class Binding:
             rebind(effects, objects)
             held = self._host.write(effects, objects)
         self._given, self._has_run = (), True
-        self._starting.end()
         return held
 
     def sinks(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class StartingNumbers:
         ]
 
     def check(self) -> None:
-        """Compare them, before the first step.
+        """Compare them; call it before the first step: they may change after it.
 
         Raises:
             MismatchError: E528, if one is another than at capture.
@@ -58,7 +58,3 @@ class StartingNumbers:
                     details={"name": entry.name, "captured": entry.value, "now": now,
                              "state": state},
                 )  # fmt: skip
-
-    def end(self) -> None:
-        """Let them change: the first step is done."""
-        self._found = []

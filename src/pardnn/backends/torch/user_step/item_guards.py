@@ -224,6 +224,8 @@ class AttributeGuards:
 
     def changes(self) -> list[Change]:
         """Return what has changed."""
+        if not self._getters:
+            return []
         values = list(map(operator.call, self._getters))
         if all(map(operator.is_, values, self._then)):
             return []
