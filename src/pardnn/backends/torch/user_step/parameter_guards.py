@@ -136,7 +136,7 @@ def tensors_of_groups(
     for name, group in named.items():
         keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
         shared = [key for key in keys if count[id(group[key])] > 1]
-        guards.append(ItemGuard(name, group, ["params", *shared]))
+        guards.append(ItemGuard(name, group, ["params", *shared], is_ordered=True))
         kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
     return guards, kinds
 

@@ -148,7 +148,7 @@ class _Search:
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether what a class or module has under a name may run without being named."""
-        return isinstance(holder, type) and _runs(name)
+        return isinstance(holder, type) and runs_unnamed(name)
 
     def _size(self) -> tuple[int, int, int]:
         return len(self.found.names), len(self._functions), len(self._classes) + len(self._modules)
@@ -203,7 +203,9 @@ class _UsersSearch(_Search):
         if not isinstance(holder, type) or name in _NEVER_RUN:
             return False
         bases = (base for base in holder.__mro__ if _is_of_library(base) and base not in _BASES)
-        return self.found.is_open or _runs(name) or any(hasattr(base, name) for base in bases)
+        return (
+            self.found.is_open or runs_unnamed(name) or any(hasattr(base, name) for base in bases)
+        )
 
 
 @functools.cache
@@ -250,7 +252,8 @@ def _held_by(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _runs(name: str) -> bool:
+def runs_unnamed(name: str) -> bool:
+    """Whether a method of this name may run without being named."""
     is_special = name.startswith("__") and name.endswith("__")
     return name in _IMPLICIT or (is_special and name not in _NEVER_RUN)
 
