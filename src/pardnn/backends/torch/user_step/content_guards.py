@@ -22,7 +22,7 @@ from torch._C._dynamo.guards import GlobalStateGuard
 
 from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.references import BYTES
+from pardnn.backends.torch.user_step.references import BYTES, traced_functions
 
 #: Of all that is compared by content. A larger array is no constant of a graph either
 #: (`unsupported.large_constant`): no step computes with all of it.
@@ -184,6 +184,8 @@ def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
         return f"{path}()", functools.partial(weakref.ref.__call__, value)
     if isinstance(value, logging.Logger):
         return f"the level of {path}", functools.partial(_level, value)
+    if isinstance(value, torch.library.CustomOpDef):
+        return f"the functions of {path}", functools.partial(traced_functions, value)
     return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
 
 

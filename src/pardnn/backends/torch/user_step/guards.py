@@ -61,7 +61,7 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     hook_tables,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.references import behind_proxy, referred
+from pardnn.backends.torch.user_step.references import behind_proxy, referred, registrations
 from pardnn.backends.torch.user_step.slots import behind_view, slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
@@ -126,6 +126,8 @@ class Guards:
             for name, get in shared_values(self._used.names):
                 self._attributes.add(name, get)
         for name, get in process_settings(self._used.of_users):
+            self._attributes.add(name, get)
+        for name, get in registrations(self._used.of_users):
             self._attributes.add(name, get)
         self._contents, self._modes, self._classes = ContentGuards(), ModeGuards(), ClassGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
