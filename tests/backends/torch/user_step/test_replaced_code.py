@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+import sys
+import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -162,3 +165,66 @@ def test_hooks_run_in_the_order_of_each_call() -> None:
             table.move_to_end(next(iter(table)))
 
     assert assert_leaves_as_eager(make, between=between) == 2
+
+
+class Meta(type):
+    @property
+    def doubled(cls) -> float:
+        return cls.inner * 2
+
+
+class Configured(metaclass=Meta):
+    inner = 1.0
+
+
+def of_a_metaclass() -> tuple[Any, Any]:
+    return lambda o: Configured.doubled, lambda o: setattr(Configured, "inner", 2.0)
+
+
+def of_a_getter() -> tuple[Any, Any]:
+    held, get = SimpleNamespace(below=SimpleNamespace(far=1.0)), operator.attrgetter("below.far")
+    return lambda o: get(held), lambda o: setattr(held.below, "far", 2.0)
+
+
+def of_a_module() -> tuple[Any, Any]:
+    import this_is_of_a_library as module  # pyright: ignore[reportMissingImports]
+
+    return lambda o: module.GAIN, lambda o: setattr(module, "GAIN", 2.0)
+
+
+def of_defaults() -> tuple[Any, Any]:
+    return lambda o: o.defaults["lr"], lambda o: o.defaults.update(lr=2.0)
+
+
+def of_a_new_key() -> tuple[Any, Any]:
+    return (
+        lambda o: o.param_groups[0].get("gain", 1.0),
+        lambda o: o.param_groups[0].update(gain=2.0),
+    )
+
+
+def of_cudnn() -> tuple[Any, Any]:
+    def change(_: Any) -> None:
+        torch.backends.cudnn.deterministic = True
+
+    return lambda o: torch.backends.cudnn.deterministic, change
+
+
+@pytest.mark.parametrize(
+    "read", [of_a_metaclass, of_a_getter, of_a_module, of_defaults, of_a_new_key, of_cudnn]
+)
+def test_what_is_read_by_a_way_around_is_guarded(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("this_is_of_a_library")
+    module.GAIN = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "this_is_of_a_library", module)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(Configured, "inner", 1.0)
+    get, change = read()
+    model = nn.Linear(2, 2)
+    args = [model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2)]
+    guards = Guards(lambda model, optimizer, x: model(x) * get(optimizer), args, (2,))
+    assert guards.changes({}) == []
+    change(args[1])
+    assert len(guards.changes({})) == 1

@@ -256,6 +256,11 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "is_anomaly_enabled": torch.is_anomaly_enabled,
     "benchmark": torch._C._get_cudnn_benchmark,
     "allow_tf32": lambda: 2 * torch._C._get_cublas_allow_tf32() + torch._C._get_cudnn_allow_tf32(),
+    "deterministic": torch._C._get_cudnn_deterministic,
+    "enabled": torch._C._get_cudnn_enabled,
+    "is_deterministic_algorithms_warn_only_enabled": (
+        torch.is_deterministic_algorithms_warn_only_enabled
+    ),
     "getrecursionlimit": sys.getrecursionlimit,
     "getswitchinterval": sys.getswitchinterval,
     "initial_seed": torch.initial_seed,
@@ -266,6 +271,8 @@ _SHOWN = {
     "allow_tf32": "allow_tf32",
     "argv": "sys.argv",
     "benchmark": "torch.backends.cudnn.benchmark",
+    "deterministic": "torch.backends.cudnn.deterministic",
+    "enabled": "torch.backends.cudnn.enabled",
 }
 
 

@@ -145,8 +145,7 @@ class Guards:
             self._guards.append(ItemGuard(name, hooks, list(hooks), _any_key))
             for i, hook in enumerate(hooks.values()):
                 self._walk(dotted(name, i), hook)
-        kinds = (value for value in self._seen.values() if isinstance(value, type))
-        self._guards += library_guards(self._used, kinds)
+        self._guards += library_guards(self._used, self._seen.values())
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(self._parameters)
         self._of_batch = BatchGuards(step, names, self._used, written, live, filled)
@@ -210,8 +209,7 @@ class Guards:
             self._optimizer(path, value)
             yield from self._classes_of(value)
         elif isinstance(value, torch.amp.GradScaler):
-            self._scaler(path, value.__dict__)
-            yield from self._classes_of(value)
+            yield from self._scaler(path, value)
         elif isinstance(value, _BOUND):
             return
         elif isinstance(value, torch.nn.Module):
@@ -290,15 +288,21 @@ class Guards:
         for i, group in enumerate(groups):
             name, held = f"{path}.param_groups.{i}.params", group["params"]
             self._guards.append(ItemGuard(name, held, range(len(held)), _any_key))
-        guards, kinds = tensors_of_groups(path, optimizer)
+        defaults = own.get("defaults")
+        if isinstance(defaults, dict) and "defaults" in self._used.of_users:
+            plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
+            self._guards.append(ItemGuard(f"{path}.defaults", defaults, plain))
+        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users)
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)
 
-    def _scaler(self, path: str, own: dict[str, Any]) -> None:
+    def _scaler(self, path: str, scaler: torch.amp.GradScaler) -> Iterator[tuple[str, Any]]:
         """Guard the settings of a `GradScaler`; its tensors are sources."""
+        own = scaler.__dict__
         plain = [key for key, item in own.items() if isinstance(item, VALUES)]
         self._guards.append(ItemGuard(path, own, plain))
+        return self._classes_of(scaler)
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]

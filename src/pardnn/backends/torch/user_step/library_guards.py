@@ -11,6 +11,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -24,14 +25,17 @@ from pardnn.backends.torch.user_step.used_names import UsedNames, runs_unnamed
 _OF_TORCH = (torch, torch.nn.functional)
 
 
-def library_guards(used: UsedNames, kinds: Iterable[type]) -> list[ItemGuard]:
+def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
     """Return a guard for each class and module of a library that the step may run code of.
 
     Args:
         used: The names that code which may run mentions.
-        kinds: Classes of what the step reaches, those of users among them.
+        reached: What the step reaches: classes and modules count, also those of users.
     """
-    found = dict(_named_modules(used))
+    values = list(reached)
+    kinds = [value for value in values if isinstance(value, type)]
+    held = [(value.__name__, value) for value in values if _is_library(value)]
+    found = dict(_named_modules(used, held))
     named = set(found)
     guards = []
     for kind in dict.fromkeys([torch.Tensor, *kinds]):
@@ -47,14 +51,22 @@ def library_guards(used: UsedNames, kinds: Iterable[type]) -> list[ItemGuard]:
     return guards
 
 
-def _named_modules(used: UsedNames) -> Iterator[tuple[int, tuple[str, types.ModuleType]]]:
-    """Yield the modules that the user's functions reach by their globals, by id, with a name."""
+def _named_modules(
+    used: UsedNames, held: Iterable[tuple[str, types.ModuleType]]
+) -> Iterator[tuple[int, tuple[str, types.ModuleType]]]:
+    """Yield the modules that the user's functions reach, by id, with a name.
+
+    Args:
+        used: The names that they mention.
+        held: Modules of libraries in closures and objects.
+    """
     waiting = deque(
         (key, value)
         for function in used.functions
         for key, value in function.__globals__.items()
         if key in used.of_users and _is_library(value)
     )
+    waiting.extend(held)
     seen = set[int]()
     while waiting:
         name, module = waiting.popleft()  # the shortest name first

@@ -20,6 +20,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -128,10 +129,16 @@ class _Search:
             if not is_library_module(value):
                 self._modules[id(value)] = value
         else:
+            if isinstance(value, operator.attrgetter | operator.methodcaller):
+                names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
+                found = {part for each in names for part in each.split(".")}
+                self.found.names |= found
+                self.found.of_users |= found
             self._add_class(type(value))
 
     def _add_class(self, kind: type) -> None:
-        for base in kind.__mro__:
+        own = [each for each in type(kind).__mro__ if not _is_of_library(each)]
+        for base in (*kind.__mro__, *own):
             if base not in _BASES and base.__module__ != "builtins":
                 self._classes[base] = None
 
