@@ -168,6 +168,8 @@ def test_hooks_run_in_the_order_of_each_call() -> None:
 
 
 class Meta(type):
+    inner: float
+
     @property
     def doubled(cls) -> float:
         return cls.inner * 2
