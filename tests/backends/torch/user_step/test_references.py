@@ -3,6 +3,7 @@
 import array
 import contextlib
 import ctypes
+import functools
 import logging
 import multiprocessing
 import threading
@@ -246,6 +247,60 @@ def test_what_a_function_in_a_library_of_torch_reads_may_change() -> None:
         lambda x: torch.ops.pardnn_tests_of_cpp.registered(x) * 2,
         lambda i: set_factor(1.0 + i // 2),
     )
+
+
+class Kernel:
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+LIBRARY.define("object(Tensor x) -> Tensor")
+LIBRARY.define("partial(Tensor x) -> Tensor")
+LIBRARY.define("again(Tensor x) -> Tensor")
+
+
+def give(name: str, kernel: Any) -> None:
+    """Let torch alone hold a kernel."""
+    LIBRARY.impl(name, kernel, "CompositeImplicitAutograd")
+
+
+@pytest.mark.parametrize("name", ["object", "partial"])
+def test_what_an_object_in_a_library_of_torch_reads_may_change(name: str) -> None:
+    kernel = Kernel()
+    held = weakref.ref(kernel)
+    give(name, kernel if name == "object" else functools.partial(Kernel.__call__, kernel))
+    del kernel
+    op = {
+        "object": lambda x: torch.ops.pardnn_tests_of_cpp.object(x) * 2,
+        "partial": lambda x: torch.ops.pardnn_tests_of_cpp.partial(x) * 2,
+    }[name]
+    assert_follows(op, lambda i: setattr(held(), "factor", 1.0 + i // 2))
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_kernel_given_again_is_followed() -> None:
+    factors = iter([1.0, 1.0, 3.0, 5.0] * 2)
+
+    def change(_i: int) -> None:
+        factor = next(factors)
+        give("again", lambda x: x * factor)
+
+    give("again", lambda x: x)
+    assert_follows(lambda x: torch.ops.pardnn_tests_of_cpp.again(x) * 2, change)
+
+
+def test_functions_given_to_a_custom_op_again_are_followed() -> None:
+    def change(i: int) -> None:
+        factor = 1.0 + i // 2
+        scaled.register_autograd(lambda _context, gradient: gradient * factor)
+
+    try:
+        assert_follows(lambda x: scaled(x) * 2, change)
+    finally:
+        scaled.register_autograd(scaled_backward)
 
 
 SETTINGS_OF_A_SCALER: dict[str, Callable[[Any], Any]] = {

@@ -80,11 +80,10 @@ def placeholder(
 
 def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
     """Let the user's hooks on a parameter see the placeholder's gradient."""
-    if tensor._backward_hooks:
-        for hook in tensor._backward_hooks.values():
-            fake.register_hook(hook)
-    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
-    for hook in (hooks or {}).values():
+    # As torch's C++ reads them: it knows nothing of `OrderedDict.move_to_end`.
+    for hook in dict.values(tensor._backward_hooks or {}):
+        fake.register_hook(hook)
+    for hook in dict.values(getattr(tensor, "_post_accumulate_grad_hooks", None) or {}):
         fake.register_post_accumulate_grad_hook(hook)
 
 

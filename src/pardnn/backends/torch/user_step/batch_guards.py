@@ -31,6 +31,15 @@ _CLOSED_PACKAGES = frozenset({
 })  # fmt: skip
 
 
+class _Keys(list[Any]):
+    """The keys of a dictionary in their order; new ones are no news, unless what they hold is."""
+
+    def agree_with(self, others: _Keys) -> bool:
+        """Return whether the keys of both are in the same order."""
+        mine, theirs = set(self), set(others)
+        return [key for key in others if key in mine] == [key for key in self if key in theirs]
+
+
 class BatchGuards:
     """Guards on what the batch held at capture.
 
@@ -85,6 +94,11 @@ class BatchGuards:
                 yield Change(name, "that of capture", "another object")
             elif name not in then and name.startswith(tuple(others)):
                 continue
+            elif isinstance(then.get(name), _Keys) and isinstance(now.get(name), _Keys):
+                if not then[name].agree_with(now[name]):
+                    yield Change(name, "that of capture", "another")
+            elif name.startswith("the order of "):
+                continue  # of one that is not there in both
             elif differ(now.get(name, ABSENT), then.get(name, ABSENT)):
                 yield Change(name, then.get(name), now.get(name))
 
@@ -118,6 +132,8 @@ class BatchGuards:
         """
         if isinstance(at, dict | tuple | list | deque):
             items = list(at.items() if isinstance(at, dict) else enumerate(at))
+            if isinstance(at, dict) and len(at) > 1:
+                found[f"the order of {path}"] = _Keys(at)
             return self._unwritten(path, at, items, is_live, found)
         if isinstance(at, set):
             found[path] = frozenset(at)

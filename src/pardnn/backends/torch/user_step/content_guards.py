@@ -1,13 +1,16 @@
-"""Guards without items by key: contents of sets and arrays, torch's modes, the environment."""
+"""Guards without items by key: classes, contents of sets and arrays, modes, the environment."""
 
 from __future__ import annotations
 
 import decimal
 import functools
 import locale
+import logging
 import operator
 import os
 import sys
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -17,13 +20,16 @@ import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
+from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.references import BYTES
+from pardnn.backends.torch.user_step.references import BYTES, traced_functions
 
 #: Of all that is compared by content. A larger array is no constant of a graph either
 #: (`unsupported.large_constant`): no step computes with all of it.
 _MAX_BYTES = 1 << 20
 _DEVICES = ("cpu", "cuda")
+#: Of a class that was made by a statement of Python: `Py_TPFLAGS_HEAPTYPE`.
+HEAP_TYPE = 1 << 9
 
 #: Of the modes, those that TorchDynamo's guard does not compare, or not always.
 _UNSEEN: dict[str, Callable[[], Any]] = {
@@ -95,6 +101,39 @@ class ModeGuards:
         return found
 
 
+class ClassGuards:
+    """Guards on the classes of objects: `model.__class__ = Other` changes no attribute."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._objects: list[Any] = []
+        self._then: list[type] = []
+
+    def add(self, name: str, value: Any) -> None:
+        """Guard the class of an object; it is left out where Python lets nobody change it.
+
+        Args:
+            name: Dotted path to it.
+            value: Any object.
+        """
+        if type(value).__flags__ & HEAP_TYPE:
+            self._names.append(name)
+            self._objects.append(value)
+            self._then.append(type(value))
+
+    def pointers(self) -> list[tuple[int, int]]:
+        """Return where the classes are held, and their addresses."""
+        return list(zip(map(class_address, self._objects), map(id, self._then), strict=True))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the objects that have another class."""
+        now = list(map(type, self._objects))
+        if now != self._then:
+            for name, then, kind in zip(self._names, self._then, now, strict=True):
+                if kind is not then:
+                    yield Change(f"the class of {name}", then.__qualname__, kind.__qualname__)
+
+
 class ContentGuards:
     """Guards on the content of sets, byte arrays and NumPy arrays."""
 
@@ -137,6 +176,22 @@ def content_of(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return frozenset(value) if isinstance(value, set) else bytes(value)
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
+
+
+def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
+    """Return what a step may ask of an object that shows no attributes; None of any other."""
+    if isinstance(value, weakref.ref):
+        return f"{path}()", functools.partial(weakref.ref.__call__, value)
+    if isinstance(value, logging.Logger):
+        return f"the level of {path}", functools.partial(_level, value)
+    if isinstance(value, torch.library.CustomOpDef):
+        return f"the functions of {path}", functools.partial(traced_functions, value)
+    return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
+
+
+def _level(logger: logging.Logger) -> int:
+    """Return the lowest level of the records that a logger takes."""
+    return max(logger.getEffectiveLevel(), logger.manager.disable + 1)
 
 
 def _function_modes() -> Any:
@@ -201,6 +256,11 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "is_anomaly_enabled": torch.is_anomaly_enabled,
     "benchmark": torch._C._get_cudnn_benchmark,
     "allow_tf32": lambda: 2 * torch._C._get_cublas_allow_tf32() + torch._C._get_cudnn_allow_tf32(),
+    "deterministic": torch._C._get_cudnn_deterministic,
+    "enabled": torch._C._get_cudnn_enabled,
+    "is_deterministic_algorithms_warn_only_enabled": (
+        torch.is_deterministic_algorithms_warn_only_enabled
+    ),
     "getrecursionlimit": sys.getrecursionlimit,
     "getswitchinterval": sys.getswitchinterval,
     "initial_seed": torch.initial_seed,
@@ -211,6 +271,8 @@ _SHOWN = {
     "allow_tf32": "allow_tf32",
     "argv": "sys.argv",
     "benchmark": "torch.backends.cudnn.benchmark",
+    "deterministic": "torch.backends.cudnn.deterministic",
+    "enabled": "torch.backends.cudnn.enabled",
 }
 
 

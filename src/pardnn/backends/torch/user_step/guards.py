@@ -19,10 +19,7 @@ import collections
 import contextvars
 import functools
 import gc
-import logging
-import threading
 import types
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +29,10 @@ from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_o
 from pardnn.backends.torch.user_step.code_names import is_library_file, is_users_code, names_in
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
+    ClassGuards,
     ContentGuards,
     ModeGuards,
+    asked_of,
     environment,
     has_content,
     process_settings,
@@ -45,19 +44,24 @@ from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     AttributeGuards,
     Change,
-    ClassGuards,
     ItemGuard,
     Snapshot,
     items_by_key,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
-from pardnn.backends.torch.user_step.object_graph import PLAIN, argument_names, dotted, walk_objects
+from pardnn.backends.torch.user_step.object_graph import (
+    GLOBAL_HOOKS,
+    PLAIN,
+    argument_names,
+    dotted,
+    walk_objects,
+)
 from pardnn.backends.torch.user_step.parameter_guards import (
     ParameterGuards,
     hook_tables,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.references import behind_proxy, referred
+from pardnn.backends.torch.user_step.references import behind_proxy, referred, registrations
 from pardnn.backends.torch.user_step.slots import behind_view, slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
@@ -71,6 +75,14 @@ _BOUND = (
 _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
+})  # fmt: skip
+#: Methods of users' classes that run without being named.
+_RUN = frozenset({
+    "forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__",
+    "__next__", "__contains__", "__missing__", "__bool__", "__float__", "__int__", "__index__",
+    "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__sub__", "__mul__", "__pow__",
+    "__truediv__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__enter__", "__exit__",
+    "__torch_function__",
 })  # fmt: skip
 #: Their items lie in what an attribute holds.
 _HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
@@ -115,6 +127,8 @@ class Guards:
                 self._attributes.add(name, get)
         for name, get in process_settings(self._used.of_users):
             self._attributes.add(name, get)
+        for name, get in registrations(self._used.of_users):
+            self._attributes.add(name, get)
         self._contents, self._modes, self._classes = ContentGuards(), ModeGuards(), ClassGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
@@ -127,7 +141,11 @@ class Guards:
             self._walk("", function)
         for name, (space, key) in MODE_GLOBALS.items():
             self._guards.append(ItemGuard(name, space, [key]))
-        self._guards += library_guards(self._used.functions, self._used.of_users)
+        for name, hooks in GLOBAL_HOOKS.items():
+            self._guards.append(ItemGuard(name, hooks, list(hooks), _any_key))
+            for i, hook in enumerate(hooks.values()):
+                self._walk(dotted(name, i), hook)
+        self._guards += library_guards(self._used, self._seen.values())
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(self._parameters)
         self._of_batch = BatchGuards(step, names, self._used, written, live, filled)
@@ -189,8 +207,9 @@ class Guards:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
+            yield from self._classes_of(value)
         elif isinstance(value, torch.amp.GradScaler):
-            self._scaler(path, value.__dict__)
+            yield from self._scaler(path, value)
         elif isinstance(value, _BOUND):
             return
         elif isinstance(value, torch.nn.Module):
@@ -203,7 +222,7 @@ class Guards:
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield path, gc.get_referents(value)[0]
-        elif (asked := _asked(path, value)) is not None:
+        elif (asked := asked_of(path, value)) is not None:
             self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):
             get = functools.partial(value.get, None)
@@ -228,7 +247,7 @@ class Guards:
             yield from self._classes_of(value)
 
     def _is_run_or_used(self, key: Any) -> bool:
-        return key == "forward" or key in self._used
+        return key in _RUN or key in self._used
 
     def _classes_of(self, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((kind.__name__, kind) for kind in type(value).__mro__)
@@ -262,21 +281,28 @@ class Guards:
         self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
         for each in (each for each in state.values() if isinstance(each, dict)):
             tensors = [key for key, value in each.items() if isinstance(value, torch.Tensor)]
-            self._guards.append(ItemGuard(f"{path}.state", each, tensors))
+            self._guards.append(ItemGuard(f"{path}.state", each, tensors, is_ordered=True))
         groups = optimizer.param_groups
-        self._guards.append(ItemGuard(f"{path}.param_groups", groups, [], _any_key))
+        which = range(len(groups))
+        self._guards.append(ItemGuard(f"{path}.param_groups", groups, which, _any_key, same=which))
         for i, group in enumerate(groups):
-            name = f"{path}.param_groups.{i}.params"
-            self._guards.append(ItemGuard(name, group["params"], [], _any_key))
-        guards, kinds = tensors_of_groups(path, optimizer)
+            name, held = f"{path}.param_groups.{i}.params", group["params"]
+            self._guards.append(ItemGuard(name, held, range(len(held)), _any_key))
+        defaults = own.get("defaults")
+        if isinstance(defaults, dict) and "defaults" in self._used.of_users:
+            plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
+            self._guards.append(ItemGuard(f"{path}.defaults", defaults, plain))
+        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users)
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)
 
-    def _scaler(self, path: str, own: dict[str, Any]) -> None:
+    def _scaler(self, path: str, scaler: torch.amp.GradScaler) -> Iterator[tuple[str, Any]]:
         """Guard the settings of a `GradScaler`; its tensors are sources."""
+        own = scaler.__dict__
         plain = [key for key, item in own.items() if isinstance(item, VALUES)]
         self._guards.append(ItemGuard(path, own, plain))
+        return self._classes_of(scaler)
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]
@@ -300,6 +326,8 @@ class Guards:
         for key, table in attributes.items():
             if key in _HOOK_TABLES and isinstance(table, dict):
                 self._guards.append(ItemGuard(dotted(path, key), table, list(table), _any_key))
+                if isinstance(table, collections.OrderedDict) and len(table) > 1:
+                    self._contents.add(dotted(path, key), table)  # as for other containers
 
     def _module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         attributes = module.__dict__
@@ -362,17 +390,3 @@ def _own_step(optimizer: torch.optim.Optimizer) -> Any:
     step = optimizer.__dict__.get("step")
     step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
     return None if step is type(optimizer).step else step
-
-
-def _asked(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
-    """Return what a step may ask of an object that shows no attributes; None of any other."""
-    if isinstance(value, weakref.ref):
-        return f"{path}()", functools.partial(weakref.ref.__call__, value)
-    if isinstance(value, logging.Logger):
-        return f"the level of {path}", functools.partial(_level, value)
-    return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
-
-
-def _level(logger: logging.Logger) -> int:
-    """Return the lowest level of the records that a logger takes."""
-    return max(logger.getEffectiveLevel(), logger.manager.disable + 1)

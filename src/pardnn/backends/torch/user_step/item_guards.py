@@ -16,7 +16,6 @@ import torch
 from pardnn.backends.torch.user_step.dict_versions import (
     HAS_TAGS,
     DictVersions,
-    class_address,
     list_words,
 )
 from pardnn.backends.torch.user_step.memory_words import WORD, WORD_BYTES
@@ -29,8 +28,6 @@ VALUES = (
     torch.memory_format, torch.layout, torch.Size,
 )  # fmt: skip
 ABSENT = object()
-#: Of a class that was made by a statement of Python: `Py_TPFLAGS_HEAPTYPE`.
-_HEAP_TYPE = 1 << 9
 _NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
@@ -62,10 +59,13 @@ class ItemGuard:
         is_used: Whether a new item under a key is a change; None: new items never are.
         left: What else the step may find under keys: what it leaves there itself.
         same: Keys under which an equal object is a change, too.
+        is_ordered: Whether another order of a dictionary's keys is a change, also of those whose
+            items are not compared.
     """
 
     __slots__ = (
-        "get", "holder", "is_used", "is_whole", "keys", "left", "name", "same", "size", "then",
+        "get", "holder", "is_used", "is_whole", "keys", "left", "name", "order", "same", "size",
+        "then",
     )  # fmt: skip
 
     def __init__(
@@ -76,9 +76,11 @@ class ItemGuard:
         is_used: Callable[[Any], bool] | None = None,
         left: Mapping[Any, Any] = _NOTHING,
         same: Collection[Any] = (),
+        *,
+        is_ordered: bool = False,
     ) -> None:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
-        self.same = same
+        self.same, self.order = same, list(holder) if is_ordered and len(holder) > 1 else []
         self.size = len(holder)
         # Whether all items of a dictionary are compared, in this order, and new ones are changes.
         self.is_whole = (
@@ -108,6 +110,10 @@ class ItemGuard:
             and differ(items.get(key, ABSENT), then)
             and all(differ(items.get(key, ABSENT), each) for each in self.left.get(key, ()))
         ]
+        if self.order and list(items) != self.order:
+            now, then = set(items), set(self.order)
+            if [key for key in items if key in then] != [key for key in self.order if key in now]:
+                found.append(Change(f"the order of {self.name}", "that of capture", "another"))
         if not found:
             self._renew(items)
         if self.is_used is None:
@@ -129,6 +135,7 @@ class ItemGuard:
 
     def _renew(self, items: Mapping[Any, Any]) -> None:
         """Hold the present objects of equal plain values, so that the next check finds them."""
+        self.order = list(items) if self.order else []
         self.then = tuple(
             items[key] if isinstance(then, VALUES) else then
             for key, then in zip(self.keys, self.then, strict=True)
@@ -242,39 +249,6 @@ class AttributeGuards:
         return found
 
 
-class ClassGuards:
-    """Guards on the classes of objects: `model.__class__ = Other` changes no attribute."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._objects: list[Any] = []
-        self._then: list[type] = []
-
-    def add(self, name: str, value: Any) -> None:
-        """Guard the class of an object; it is left out where Python lets nobody change it.
-
-        Args:
-            name: Dotted path to it.
-            value: Any object.
-        """
-        if type(value).__flags__ & _HEAP_TYPE:
-            self._names.append(name)
-            self._objects.append(value)
-            self._then.append(type(value))
-
-    def pointers(self) -> list[tuple[int, int]]:
-        """Return where the classes are held, and their addresses."""
-        return list(zip(map(class_address, self._objects), map(id, self._then), strict=True))
-
-    def changes(self) -> Iterator[Change]:
-        """Yield the objects that have another class."""
-        now = list(map(type, self._objects))
-        if now != self._then:
-            for name, then, kind in zip(self._names, self._then, now, strict=True):
-                if kind is not then:
-                    yield Change(f"the class of {name}", then.__qualname__, kind.__qualname__)
-
-
 class Snapshot:
     """All guards on containers: that nothing has changed is found by words of memory, or few loops.
 
@@ -367,6 +341,8 @@ class _Items:
         # The order is that of capture; an OrderedDict may have another one than `dict.keys`.
         self._whole_keys = [key for guard in whole for key in guard.keys]
         self._whole_then = [item for guard in whole for item in guard.then]
+        ordered = [guard for guard in guards if guard.order]
+        self._ordered, self._orders = [g.holder for g in ordered], [g.order for g in ordered]
         kept = [guard for guard in guards if guard.get is not None and not guard.is_whole]
         self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
         self._then = [item for guard in kept for item in (*guard.then, guard.then[0])]
@@ -375,6 +351,8 @@ class _Items:
     def hold(self) -> bool:
         """Whether every item is the object that it was, and no container grew."""
         if any(self._empty) or list(map(len, self._sized)) != self._sizes:
+            return False
+        if self._ordered and list(map(list, self._ordered)) != self._orders:
             return False
         if not self._has_items:
             return True

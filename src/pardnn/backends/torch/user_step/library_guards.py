@@ -1,45 +1,109 @@
-"""Guards on the functions of libraries that the user's code names: `F.relu = torch.tanh`.
+"""Guards on what others put in the place of a library's functions: `F.relu = torch.tanh`.
 
-What a library's own code does is taken for granted, but a function that is replaced in its module
-is another one to the user's code. One dictionary a module, whose version is compared.
+What a library's own code does is taken for granted, but not that nobody replaces a function in its
+module, or a method in its class: those that the user's code names, and those that code which the
+step reaches may run. One dictionary a module or class, whose version is compared.
 """
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
 
 from pardnn.backends.torch.user_step.code_names import is_library_module
-from pardnn.backends.torch.user_step.item_guards import ItemGuard
+from pardnn.backends.torch.user_step.content_guards import HEAP_TYPE
+from pardnn.backends.torch.user_step.item_guards import VALUES, ItemGuard
 from pardnn.backends.torch.user_step.object_graph import dotted
+from pardnn.backends.torch.user_step.used_names import UsedNames, runs_unnamed
+
+#: Where torch's own modules find what they call.
+_OF_TORCH = (torch, torch.nn.functional)
 
 
-def library_guards(
-    functions: Sequence[types.FunctionType], names: Collection[str]
-) -> list[ItemGuard]:
-    """Return a guard for each module of a library that functions reach by their globals.
+def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
+    """Return a guard for each class and module of a library that the step may run code of.
 
     Args:
-        functions: The user's, which may run.
-        names: That they mention.
+        used: The names that code which may run mentions.
+        reached: What the step reaches: classes and modules count, also those of users.
     """
-    found = {
-        id(value): (key, value)
-        for function in functions
-        for key, value in function.__globals__.items()
-        if key in names and _is_library(value)
-    }
-    guards: list[ItemGuard] = []
-    waiting = list(found.values())
-    while waiting:
-        name, module = waiting.pop()
-        space = vars(module)
-        named = sorted(key for key in names if key in space)
-        guards.append(ItemGuard(name, space, [key for key in named if callable(space[key])]))
-        inner = [(dotted(name, key), space[key]) for key in named if _is_library(space[key])]
-        waiting += [(path, each) for path, each in inner if id(each) not in found]
-        found |= {id(each): (path, each) for path, each in inner}
+    values = list(reached)
+    kinds = [value for value in values if isinstance(value, type)]
+    held = [(value.__name__, value) for value in values if _is_library(value)]
+    found = dict(_named_modules(used, held))
+    named = set(found)
+    guards = []
+    for kind in dict.fromkeys([torch.Tensor, *kinds]):
+        module = sys.modules.get(kind.__module__)
+        if kind.__flags__ & HEAP_TYPE and module is not None and is_library_module(module):
+            found.setdefault(id(module), (module.__name__, module))
+            guards.append(_of_class(kind, used))
+    for module in _OF_TORCH:
+        found.setdefault(id(module), (module.__name__, module))
+    for name, module in found.values():
+        keys = _keys(module, used, is_named=id(module) in named)
+        guards.append(ItemGuard(name, vars(module), keys))
     return guards
+
+
+def _named_modules(
+    used: UsedNames, held: Iterable[tuple[str, types.ModuleType]]
+) -> Iterator[tuple[int, tuple[str, types.ModuleType]]]:
+    """Yield the modules that the user's functions reach, by id, with a name.
+
+    Args:
+        used: The names that they mention.
+        held: Modules of libraries in closures and objects.
+    """
+    waiting = deque(
+        (key, value)
+        for function in used.functions
+        for key, value in function.__globals__.items()
+        if key in used.of_users and _is_library(value)
+    )
+    waiting.extend(held)
+    seen = set[int]()
+    while waiting:
+        name, module = waiting.popleft()  # the shortest name first
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield id(module), (name, module)
+            inner = {key: x for key, x in vars(module).items() if key in used.of_users}
+            waiting += [(dotted(name, key), x) for key, x in inner.items() if _is_library(x)]
+
+
+def _keys(module: types.ModuleType, used: UsedNames, *, is_named: bool) -> list[str]:
+    """Return what is guarded in a module: what the user's code names of it, and what others run."""
+    kinds = object if module in _OF_TORCH else types.FunctionType | type
+    return [
+        key
+        for key, x in vars(module).items()
+        if (is_named and key in used.of_users and (callable(x) or isinstance(x, VALUES)))
+        or (key in used.names and callable(x) and isinstance(x, kinds))
+    ]
+
+
+def _of_class(kind: type, used: UsedNames) -> ItemGuard:
+    known = frozenset(vars(kind))
+
+    def is_run(key: object) -> bool:
+        return isinstance(key, str) and (key in used.names or runs_unnamed(key))
+
+    def is_new(key: object) -> bool:
+        return key not in known and is_run(key)
+
+    methods = [key for key, x in vars(kind).items() if _is_method(x) and is_run(key)]
+    values = [k for k, x in vars(kind).items() if isinstance(x, VALUES) and k in used.of_users]
+    return ItemGuard(kind.__qualname__, vars(kind), [*methods, *values], is_new)
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, property | classmethod)
 
 
 def _is_library(value: object) -> bool:

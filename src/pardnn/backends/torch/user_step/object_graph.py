@@ -16,6 +16,7 @@ import gc
 import inspect
 import io
 import random
+import sys
 import types
 import weakref
 from collections import deque
@@ -45,6 +46,21 @@ OPAQUE_PACKAGES = frozenset({
     "random", "re", "socket", "ssl", "tempfile", "threading", "_thread", "tokenizers", "torch",
     "typing", "weakref", "pardnn",
 })  # fmt: skip
+#: Hooks that torch runs for every module and optimizer, by the name of what holds them.
+GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
+    f"{space.__name__}.{key}": getattr(space, key)
+    for space, keys in {
+        torch.nn.modules.module: (
+            "_global_forward_hooks", "_global_forward_pre_hooks",
+            "_global_forward_hooks_always_called", "_global_forward_hooks_with_kwargs",
+            "_global_backward_hooks", "_global_backward_pre_hooks",
+        ),
+        sys.modules[torch.optim.Optimizer.__module__]: (
+            "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks",
+        ),
+    }.items()
+    for key in keys
+}  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
@@ -141,10 +157,14 @@ def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> None:
 
 
 def _visit_hooks(objects: ObjectGraph) -> None:
-    """Visit what hooks of tensors refer to: an optimizer of each parameter, say.
+    """Visit what hooks refer to, of all modules and of tensors: an optimizer of each parameter.
 
     Last, so that what the arguments and the step hold has its name from there.
     """
+    for name, hooks in GLOBAL_HOOKS.items():
+        for i, hook in enumerate(hooks.values()):
+            if not (getattr(hook, "__module__", None) or "").startswith("pardnn."):
+                _visit(objects, Entry(f"{name}.{i}", hook))
     for entry in objects.tensors:  # grows meanwhile
         for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             for i, hook in enumerate((getattr(entry.value, kind, None) or {}).values()):

@@ -20,7 +20,7 @@ import operator
 import sys
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,14 +120,20 @@ def _short_text(value: Any) -> Any:
 
 
 def tensors_of_groups(
-    path: str, optimizer: torch.optim.Optimizer
+    path: str, optimizer: torch.optim.Optimizer, used: Collection[str]
 ) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
     """Return guards on the tensors of all groups: on which they are, and on what kind they are.
 
     Args:
         path: Dotted path to the optimizer.
         optimizer: Of the step.
+        used: Names that the user's code mentions: a new key is a change if it is among them.
     """
+    known = {key for group in optimizer.param_groups for key in group}
+
+    def is_new(key: Any) -> bool:
+        return key in used and key not in known
+
     named = {f"{path}.param_groups.{i}": g for i, g in enumerate(optimizer.param_groups)}
     defaults = getattr(optimizer, "defaults", {})  # a wrapper may not have called `__init__`
     held = [*defaults.values(), *(x for g in named.values() for x in g.values())]
@@ -136,7 +142,7 @@ def tensors_of_groups(
     for name, group in named.items():
         keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
         shared = [key for key in keys if count[id(group[key])] > 1]
-        guards.append(ItemGuard(name, group, ["params", *shared]))
+        guards.append(ItemGuard(name, group, ["params", *shared], is_new, is_ordered=True))
         kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
     return guards, kinds
 

@@ -2,9 +2,10 @@
 
 A callback in a set, a module that is a key, an object behind a weak reference: what they hold
 decides a step as anything else does. So do the functions of a `torch.library.custom_op` that run
-while a step is traced, of which code has only the name; its kernel runs in each step. Functions
-given to a `torch.library.Library` are held by torch's C++ alone, which tells nobody: they are those
-with a reference more than Python's objects account for.
+while a step is traced, of which code has only the name; its kernel runs in each step. Functions,
+partial ones and callable objects given to a `torch.library.Library` are held by torch's C++ alone,
+which tells nobody: they are those with a reference more than Python's objects account for. That
+others were given is seen by a text of torch's, which counts them, and by the numbers of libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,13 @@ BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, torch.Tensor)
 _WEAK_CONTAINERS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _TRACED = ("_abstract_fn", "_setup_context_fn", "_backward_fn")
-_CALLED = (types.FunctionType, types.MethodType)
+_CALLED = frozenset({types.FunctionType, types.MethodType, functools.partial})
 #: Of code that takes any number of arguments.
 _OPEN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 #: Namespaces of torch's own ops.
 _OWN = frozenset({"aten", "prims", "prim", "torchvision", "quantized", "inductor", "higher_order"})
+#: What was registered for each op when its functions were looked for last.
+_told: dict[tuple[str, str], tuple[Any, ...]] = {}
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
@@ -87,18 +90,66 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((type(each).__name__, each) for each in members if not isinstance(each, _ATOMS))
 
 
+def registrations(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the custom ops that code calls by name, and what tells which functions each has now.
+
+    Args:
+        names: That the user's code mentions.
+    """
+    if "ops" in names:
+        for full in _definitions(names):
+            yield f"torch.ops.{full.replace('::', '.')}", functools.partial(_definition, full)
+        for space, op in _named(names):
+            given = {key for key in torch.library._impls if _op_of(key) == (space, op)}
+            yield f"torch.ops.{space}.{op}", functools.partial(_kernels, space, op, given)
+
+
+def traced_functions(op: torch.library.CustomOpDef) -> tuple[Any, ...]:
+    """Return the functions of an op that run while a step is traced."""
+    return tuple(getattr(op, key) for key in _TRACED)
+
+
+def _definition(full: str) -> tuple[Any, ...]:
+    op = OPDEFS.get(full)
+    return (op,) if op is None else (op, *traced_functions(op))
+
+
+def _kernels(space: str, op: str, given: Collection[str]) -> tuple[Any, ...]:
+    """Return a text of what is registered for an op, and the numbers of the libraries that did."""
+    libraries = list(weakref.finalize._registry.values())  # type: ignore[attr-defined]
+    made = (x for x in libraries if x.func is torch.library._del_library)
+    numbers = tuple(x.index for x in made if not x.args[1].isdisjoint(given))
+    texts = (torch._C._dispatch_dump(f"{space}::{each}") for each in _overloads(space, op))
+    return *numbers, *texts
+
+
+def _overloads(space: str, op: str) -> list[str]:
+    found = torch._C._jit_get_operation(f"{space}::{op}")[1] or ()
+    return [f"{op}.{name}" if name else op for name in found]
+
+
+def _op_of(key: str) -> tuple[str, str]:
+    """Return namespace and name of the op that a kernel is for, by its key: `mylib/op.out/CPU`."""
+    space, op, _ = key.split("/")
+    return space, op.partition(".")[0]
+
+
+def _definitions(names: Collection[str]) -> list[str]:
+    return sorted(full for full in OPDEFS if set(full.split("::")) <= set(names))
+
+
+def _named(names: Collection[str]) -> list[tuple[str, str]]:
+    """Return namespace and name of the ops of libraries that are no `custom_op`."""
+    given = {_op_of(key) for key in torch.library._impls}
+    found = {(space, op) for space, op in given if space in names and op in names}
+    return sorted(each for each in found if each[0] not in _OWN and "::".join(each) not in OPDEFS)
+
+
 def _ops_named(names: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield the custom ops that code calls by name: `torch.ops.mylib.op(x)`."""
     if "ops" in names:
-        for full, op in OPDEFS.items():
-            if set(full.split("::")) <= set(names):
-                yield full, op
-        named = {
-            (space, op.partition(".")[0])
-            for space, op, _ in (each.split("/") for each in torch.library._impls)
-            if space in names and space not in _OWN and op.partition(".")[0] in names
-        }
-        for space, op in sorted(named - {tuple(full.split("::")) for full in OPDEFS}):
+        yield from ((full, OPDEFS[full]) for full in _definitions(names))
+        for space, op in _named(names):
             yield from ((f"{space}::{op}", each) for each in _registered(space, op))
 
 
@@ -106,30 +157,36 @@ def _registered(space: str, name: str) -> Iterator[Any]:
     """Yield the functions that may be registered for an op: those of C++'s with its arguments."""
     packet = getattr(getattr(torch.ops, space), name)
     counts = {len(getattr(packet, each)._schema.arguments) for each in packet.overloads()}
+    text = _kernels(space, name, torch.library._impls)
+    if _told.setdefault((space, name), text) != text:  # given again under the same keys
+        _told[space, name] = text
+        _held_by_cpp.cache_clear()
     functions, backwards = _held_by_cpp(frozenset(torch.library._impls))
     for function in functions:
-        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        code = _code_of(function)
         number = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
+        is_partial = isinstance(function, functools.partial)
         # Before its arguments one may take the dispatcher's keys, and what it is bound to.
-        if code is None or code.co_flags & _OPEN or counts & {number, number - 1, number - 2}:
+        is_open = code is None or is_partial or code.co_flags & _OPEN
+        if is_open or counts & {number, number - 1, number - 2}:
             yield function
     yield from backwards
 
 
 @functools.lru_cache(maxsize=1)  # a walk asks for each function, and a look takes 0.1 s
 def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
-    """Return the user's functions that C++ holds, and those that take gradients of ops."""
+    """Return what the user can call and C++ holds, and the functions that take gradients of ops."""
     objects = gc.get_objects()
     running, frame = set(), sys._getframe()
     while frame is not None:
         running.add(frame.f_code)
         frame = frame.f_back
-    found = [x for x in objects if type(x) in _CALLED and not _is_known(x, running)]
+    kinds = {kind for kind in set(map(type, objects)) if kind in _CALLED or _is_called(kind)}
+    found = [x for x in objects if type(x) in kinds and not _is_known(x, running)]
     infos = [x for x in objects if type(x) is autograd.Info]
-    del objects
     ids = set(map(id, found))
-    holders = (each for each in gc.get_referrers(*found) if each is not found) if found else ()
-    known = Counter(id(x) for each in holders for x in gc.get_referents(each) if id(x) in ids)
+    known = Counter(id(x) for x in gc.get_referents(*objects) if id(x) in ids)
+    del objects
     # Three more: of `found`, of `x` and of the call.
     held = [x for x in found if sys.getrefcount(x) - 3 > known[id(x)]]
     of_ops = [f for info in infos for f in (info._backward_fn, info._setup_context_fn) if f]
@@ -138,5 +195,24 @@ def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
 
 def _is_known(value: Any, running: Collection[types.CodeType]) -> bool:
     """Whether a function is of a library, or runs: its frame holds it, too."""
-    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    code = _code_of(value)
     return code is None or code in running or is_library_file(code.co_filename)
+
+
+def _is_called(kind: type) -> bool:
+    """Whether objects of a class are called by code of the user's."""
+    call = inspect.getattr_static(kind, "__call__", None)
+    return isinstance(call, types.FunctionType) and not is_library_file(call.__code__.co_filename)
+
+
+def _code_of(value: Any) -> types.CodeType | None:
+    """Return the code that runs where a function, a partial one or an object is called."""
+    # By type: what claims to be a partial function may have itself as its `func`.
+    while type(value) in (functools.partial, types.MethodType):
+        value = value.func if type(value) is functools.partial else value.__func__
+    call = (
+        value
+        if type(value) is types.FunctionType
+        else inspect.getattr_static(type(value), "__call__", None)
+    )
+    return getattr(call, "__code__", None)

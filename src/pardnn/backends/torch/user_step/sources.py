@@ -315,7 +315,8 @@ def _missing(
     """Return the sources of state that the graph names and the first step would create."""
     existing = {source.name for source in found}
     ops = {op.name: op for op in graph.ops if op.kind in ("buffer", "state")}
-    wanted = ops.keys() - existing
+    # In their order there, which is that in which the first step creates them.
+    wanted = [name for name in ops if name not in existing]
     parameters = [source for source in found if source.kind == "parameter"]
     made: dict[str, Source] = {}
     for parameter in parameters:

@@ -20,6 +20,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -128,10 +129,16 @@ class _Search:
             if not is_library_module(value):
                 self._modules[id(value)] = value
         else:
+            if isinstance(value, operator.attrgetter | operator.methodcaller):
+                names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
+                found = {part for each in names for part in each.split(".")}
+                self.found.names |= found
+                self.found.of_users |= found
             self._add_class(type(value))
 
     def _add_class(self, kind: type) -> None:
-        for base in kind.__mro__:
+        own = [each for each in type(kind).__mro__ if not _is_of_library(each)]
+        for base in (*kind.__mro__, *own):
             if base not in _BASES and base.__module__ != "builtins":
                 self._classes[base] = None
 
@@ -148,7 +155,7 @@ class _Search:
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether what a class or module has under a name may run without being named."""
-        return isinstance(holder, type) and _runs(name)
+        return isinstance(holder, type) and runs_unnamed(name)
 
     def _size(self) -> tuple[int, int, int]:
         return len(self.found.names), len(self._functions), len(self._classes) + len(self._modules)
@@ -203,7 +210,9 @@ class _UsersSearch(_Search):
         if not isinstance(holder, type) or name in _NEVER_RUN:
             return False
         bases = (base for base in holder.__mro__ if _is_of_library(base) and base not in _BASES)
-        return self.found.is_open or _runs(name) or any(hasattr(base, name) for base in bases)
+        return (
+            self.found.is_open or runs_unnamed(name) or any(hasattr(base, name) for base in bases)
+        )
 
 
 @functools.cache
@@ -250,7 +259,8 @@ def _held_by(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
 
 
-def _runs(name: str) -> bool:
+def runs_unnamed(name: str) -> bool:
+    """Whether a method of this name may run without being named."""
     is_special = name.startswith("__") and name.endswith("__")
     return name in _IMPLICIT or (is_special and name not in _NEVER_RUN)
 
