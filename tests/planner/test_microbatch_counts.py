@@ -13,6 +13,7 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.planner.microbatches import decide as microbatched
+from pardnn.planner.microbatches.best import Best
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
@@ -183,6 +184,27 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
     )
     assert looked == [(4, seconds)]
     assert found.makespan_s == min(seconds, 1.0)
+
+
+def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def whole(problem: Problem, names: Sequence[str]) -> Outcome:
+        asked.append(("tofu" in names, problem.below))
+        return Outcome("", None, 0, 10.0, 0, 0.0)  # type: ignore[arg-type]
+
+    graph, cluster = small_case(0, seed=0)
+    options = PlanOptions(microbatches="auto")
+    problem = Problem(graph, cluster, graph_costs(graph), options)
+    rows = Best(problem, Outcome("owners", None, 0, 9.0, 0, 0.0))  # type: ignore[arg-type]
+    monkeypatch.setattr(microbatched, "best_owned", lambda *_: (rows, 4))
+    monkeypatch.setattr(microbatched, "_in_pieces", lambda *_, **__: whole(problem, ["pardnn"]))
+    names = ["pardnn", "owners", microbatched.STAGES, "tofu"]
+    microbatched.decide_microbatched(problem, names, whole)
+    assert asked[0] == (False, microbatched.FAR * 9.0)
+    assert (True, 9.0) in asked
 
 
 def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselves(

@@ -37,8 +37,8 @@ def range_max(values: Int64[ndarray, " n"]) -> RangeMax:
     level = size
     while level > 1:
         level //= 2
-        pairs = tree.top[2 * level : 4 * level].reshape(-1, 2)
-        tree.top[level : 2 * level] = pairs.max(axis=1)
+        below = tree.top[2 * level : 4 * level]
+        np.maximum(below[::2], below[1::2], out=tree.top[level : 2 * level])
     return tree
 
 

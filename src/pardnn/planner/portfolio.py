@@ -223,8 +223,9 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
     graph, machine, usable = problem.graph, problem.machine, problem.capacities
     if algorithm == BEFORE:
         return Decision(itself(problem))
-    if problem.before is not None and algorithm == "pardnn":
-        return place_pardnn(graph, machine, usable, known=problem.known)
+    if algorithm == "pardnn":
+        known = problem.known if problem.before else None
+        return place_pardnn(graph, machine, usable, known=known, below=problem.below)
     if algorithm in RECIPES:
         return place_pipeline(problem.step, machine, usable, algorithm, below=problem.below)
     if algorithm in SOLVER_BASED and problem.options.algorithm == algorithm:
@@ -326,11 +327,10 @@ def _with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
 def _tried(
     problem: Problem, names: Iterable[str]
 ) -> tuple[Outcome | None, list[Outcome], list[str], PardnnError | None]:
-    """Return the best outcome, all placements, what was not considered, and the first failure."""
+    """Return the best outcome, placements to polish, what was not considered, the first failure."""
     objective = problem.options.objective
     best: Outcome | None = None
-    placed: list[Outcome] = []
-    notes: list[str] = []
+    placed, notes = list[Outcome](), list[str]()
     failure: PardnnError | None = None
     for name in names:
         if best is not None and seconds_left() <= 0:
@@ -354,7 +354,7 @@ def _tried(
             if name not in (*CUTS, *RULES):  # one of them says nothing of the step
                 notes.append(f"{name} was not considered: {error.message}")
             continue
-        if found.sharded is None:
+        if found.sharded is None and found.makespan_s < problem.below:
             placed.append(found)
         problem.log.note(name, found.makespan_s)
         if best is None or found.score(objective) < best.score(objective):

@@ -16,6 +16,7 @@ from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
+from pardnn.place.baselines import single
 from pardnn.place.baselines.heft import heft_timeline, place_heft
 from pardnn.place.baselines.linear_clustering import linear_clusters
 from pardnn.place.baselines.m_etf import etf_timeline
@@ -307,6 +308,18 @@ def test_single_takes_the_fastest_device_that_holds_it() -> None:
     assert set(place("single", graph, machine, [None, 1]).plan.place) == {0}
     with pytest.raises(InfeasibleError, match="no single device"):
         place("single", graph, machine, [1, 1])
+
+
+def test_single_asks_once_for_devices_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, asked = random_graph(1, 20, "layered"), list[int]()
+    monkeypatch.setattr(single, "fit_schedule", lambda _, __, place, ___: asked.append(place[0]))
+    with pytest.raises(InfeasibleError, match="no single device"):
+        place("single", graph, machine_for(graph, cluster_of(3)), [1, 2, 1])
+    assert asked == [0, 1]
+    asked.clear()
+    with pytest.raises(InfeasibleError, match="no single device"):
+        place("single", graph, machine_for(graph, cluster_of(2, speeds=(1.0, 2.0))), [1, 1])
+    assert asked == [1, 0]
 
 
 def test_program_of_m_sct_by_hand() -> None:

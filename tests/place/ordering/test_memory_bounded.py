@@ -9,7 +9,11 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.low_memory_orders import file_positions
-from pardnn.place.ordering.memory_bounded import latest_slot_plan, memory_bounded_plan
+from pardnn.place.ordering.memory_bounded import (
+    fitting_plan,
+    latest_slot_plan,
+    memory_bounded_plan,
+)
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
@@ -41,6 +45,25 @@ def test_plans_are_valid_and_within_what_the_order_needs(
     assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
     assert fits(graph.arrays, plan, capacities)
     simulate(graph, machine, plan)  # raises on a deadlock
+
+
+def test_what_fits_is_never_given_up() -> None:
+    """Capacities go below what messages in their latest slots need: earlier ones may fit."""
+    outcomes: list[tuple[bool, bool]] = []
+    for seed in range(40):
+        graph = random_graph(seed, 16, "layered")
+        a, machine, written = graph.arrays, machine_for(graph, cluster_of(3)), np.empty((0, 2), int)
+        place, position = random_place(graph, 3, seed), file_positions(a)
+        least = peaks(a, latest_slot_plan(a, 3, place, position, written))
+        for share in (0.7, 0.9, 0.97):
+            capacities = [int(share * least[0]), *(2 * least[1:]).tolist()]
+            given = a, machine, place, position, capacities, written
+            plan, found = memory_bounded_plan(*given), fitting_plan(*given)
+            if fits(a, plan, capacities):
+                assert found is not None
+                assert all(np.array_equal(*both) for both in zip(plan, found, strict=True))
+            outcomes.append((fits(a, plan, capacities), found is not None))
+    assert set(outcomes) == {(True, True), (False, False)}  # nothing is worked on in vain
 
 
 def test_room_buys_time() -> None:

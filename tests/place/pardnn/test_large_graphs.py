@@ -267,3 +267,23 @@ def test_passes_are_bounded_by_work_and_by_number(
     anywhere = np.full(len(problem.runs), -1)
     assert improved(problem, start, anywhere).makespan == made[-1]
     assert len(made) == passes
+
+
+@pytest.mark.jit
+def test_no_starts_are_worked_on_far_from_a_plan_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worked: list[int] = []
+    monkeypatch.setattr(step2_memory, "_attempt", lambda *_: worked.append(1))
+    graph = _graph(4)
+    problem = problem_for(graph, 2, with_views=True)
+    candidates, _ = partition(problem)
+    task = Task(problem, problem, [10**6] * 2, first_overwrites(graph))
+    plan = fit_memory(task, candidates)
+    assert plan is not None
+    assert worked
+    makespan = run_lists(problem.arrays, problem.machine, plan).makespan
+    for share, is_near in ((0.49, False), (0.51, True)):
+        worked.clear()
+        assert fit_memory(task, candidates, below=share * makespan) is not None
+        assert bool(worked) == is_near

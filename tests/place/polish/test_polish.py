@@ -1,5 +1,6 @@
 """Polish: never worse, valid, within the limit, the same twice; its search against a naive run."""
 
+import dataclasses
 from importlib.util import find_spec
 
 import numpy as np
@@ -22,7 +23,7 @@ from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
 from pardnn.place.polish.search import search_kernel
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner import algorithms
+from pardnn.planner import algorithms, portfolio
 from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED
 from pardnn.planner.compare import compare
 from pardnn.planner.make_plan import make_plan
@@ -200,6 +201,26 @@ def test_auto_is_never_worse_than_what_it_ran(family: str) -> None:
     for name in AUTO_SMALL:
         found = decide(problem, name)
         assert result.makespan_s <= found.makespan_s
+
+
+def test_what_is_far_from_a_plan_that_is_there_is_not_polished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[int] = []
+
+    def polished(_graph, _machine, plans, *_, **__):
+        starts.append(len(plans))
+        return plans[0], 0
+
+    monkeypatch.setattr(portfolio, "polish_best", polished)
+    graph = random_graph(4, 40, "in-tree")
+    problem = Problem(graph, cluster_of(3), graph_costs(graph), PlanOptions(reserve=0.0))
+    names = ["heft", "single"]
+    fast, slow = sorted(decide(problem, name).makespan_s for name in names)
+    for below in (slow * 1.01, slow, fast):
+        found = decide_best(dataclasses.replace(problem, below=below), names, polish=True)
+        assert found.makespan_s == fast
+    assert starts == [2, 1]
 
 
 @pytest.mark.jit

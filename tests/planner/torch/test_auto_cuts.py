@@ -21,6 +21,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete, memory
+from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models
@@ -141,6 +142,29 @@ def test_a_cut_that_holds_too_much_is_not_partitioned(
     limited = Cluster.uniform(4, memory=held + room)
     problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
     monkeypatch.setattr(complete, "spmd_partition", partitioned)
+    monkeypatch.setattr(memory, "least_peaks", lambda *_: [0] * 4)
     with pytest.raises(InfeasibleError if room < 0 else AssertionError) as caught:
         complete.plan_of_sharding(problem, sharding, unless_above=1.0)
     assert (f"device 0 holds {held} bytes of parameters" in str(caught.value)) == (room < 0)
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+def test_a_cut_whose_activations_do_not_fit_is_not_partitioned(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    def partitioned(*_: object, **__: object) -> Plan:
+        raise AssertionError
+
+    graph, cluster = captured(many_samples), Cluster.uniform(4)
+    sharding = SHARDED["data-parallel"](graph, cluster)
+    legal = legalize(graph, sharding)
+    least = memory.held_bytes(graph, legal)[0] + least_peaks(graph, legal)[0]
+    limited = Cluster.uniform(4, memory=least + room)
+    problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
+    monkeypatch.setattr(complete, "spmd_partition", partitioned)
+    with pytest.raises(InfeasibleError if room < 0 else AssertionError) as caught:
+        complete.plan_of_sharding(problem, sharding, unless_above=1.0)
+    if room < 0:
+        assert f"device 0 holds {least} bytes at once, or more" in str(caught.value)
+        assert caught.value.details["peak_bytes"] == least
+        assert problem.log.partitioned_ops == 0

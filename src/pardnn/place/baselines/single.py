@@ -27,9 +27,14 @@ def place_single(
     """
     del seed
     seconds = machine.seconds.sum(axis=1)[machine.device_class]
+    tried: set[tuple[int | None, int]] = set()
     for device in np.argsort(seconds, kind="stable").tolist():
         if not np.isfinite(seconds[device]):
             break
+        kind = capacities[device], int(machine.device_class[device])
+        if kind in tried:  # without messages, devices that are alike do alike
+            continue
+        tried.add(kind)
         place = np.full(len(graph.ops), device, dtype=np.int64)
         plan = fit_schedule(graph, machine, place, capacities)
         if plan is not None:

@@ -23,7 +23,7 @@ from pardnn.place.ordering.low_memory_orders import (
     eager_free_positions,
     file_positions,
 )
-from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
+from pardnn.place.ordering.memory_bounded import fitting_plan, limits
 from pardnn.place.ordering.schedule import first_overwrites, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
@@ -141,8 +141,8 @@ def fit_order(
     bisections = FEW_BISECTIONS if arrays.num_ops > MANY_OPS else BISECTIONS
     for step in range(2 + bisections):
         position = blended_positions(timeline.dispatch, base, weight)
-        plan = memory_bounded_plan(arrays, machine, place, position, capacities, overwrites)
-        if fits(arrays, plan, capacities):
+        plan = fitting_plan(arrays, machine, place, position, capacities, overwrites)
+        if plan is not None and fits(arrays, plan, capacities):
             makespan = run_lists(arrays, machine, plan).makespan
             if makespan < shortest:
                 best, shortest = plan, makespan

@@ -79,18 +79,62 @@ def memory_bounded_plan(
             more: check the peaks.
         overwrites: From `first_overwrites`.
     """
-    a, capacity = arrays, limits(capacities)
+    found = _bounded(
+        arrays, machine, place, position, limits(capacities), overwrites, may_exceed=True
+    )
+    assert found is not None
+    return found
+
+
+def fitting_plan(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the plan of `memory_bounded_plan` if it may fit; None as soon as it cannot.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op.
+        position: Of each op in a topological order of all ops.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    return _bounded(
+        arrays, machine, place, position, limits(capacities), overwrites, may_exceed=False
+    )
+
+
+def _bounded(
+    a: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
+    capacity: Int64[ndarray, " k"],
+    overwrites: Int64[ndarray, "w 2"],
+    *,
+    may_exceed: bool,
+) -> PlanArrays | None:
+    """Return the fastest plan found of an order; None if it does not fit and is to."""
     free = free_plan(a, machine.num_devices, place, position)
+    latest, _ = _with_latest_slots(a, free, position, overwrites)
+    is_within = _is_within(a, latest, capacity)
+    if not (is_within or may_exceed) and not _is_within(a, _sent_at_once(a, latest), capacity):
+        return None
     timeline = run_lists(a, machine, free)
     target = ordered_plan(a, machine.num_devices, place, timeline, overwrites)
     latest, order = _with_latest_slots(a, target, position, overwrites)
-    rows = messages_by_tensor(a, latest)
-    live = live_bytes(a, latest, live_ranges(a, latest, rows))
-    if (live <= capacity[place[latest.order_op]]).all():
+    if is_within:
         plan, timeline = _with_room_spent(a, machine, latest, order, target, capacity)
     else:
         for before_ops in (False, True):
             plan = with_early_slots(a, latest, order.position, capacity, before_ops=before_ops)
+            if not may_exceed and not _is_within(a, plan, capacity):  # what is spent fits
+                return None
             plan, timeline = _with_room_spent(
                 a, machine, plan, order, target, capacity, keeps_holds=True
             )
@@ -98,6 +142,19 @@ def memory_bounded_plan(
                 break
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+
+
+def _is_within(a: GraphArrays, plan: PlanArrays, capacity: Int64[ndarray, " k"]) -> bool:
+    """Whether no device holds more than it may."""
+    return bool((live_bytes(a, plan) <= capacity[plan.place[plan.order_op]]).all())
+
+
+def _sent_at_once(a: GraphArrays, latest: PlanArrays) -> PlanArrays:
+    """Return a plan that holds no more than any with its order: no send is waited for.
+
+    Receives are posted last; a send is held no shorter than until its tensor is made.
+    """
+    return latest._replace(message_hold=a.tensor_op[latest.message_tensor])
 
 
 def _with_room_spent(

@@ -13,6 +13,7 @@ whose numbers are cited. Each file names its deviations.
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -51,6 +52,7 @@ def place_pardnn(
     *,
     seed: int = 0,
     known: KnownPlaces | None = None,
+    below: float = math.inf,
 ) -> Decision:
     """Place and order a graph by ParDNN.
 
@@ -60,6 +62,8 @@ def place_pardnn(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Not used: nothing is random.
         known: Where state lies, and where ops ran before.
+        below: Seconds of a plan that is there: where memory binds, the search ends early if it is
+            far from that.
 
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
@@ -67,7 +71,7 @@ def place_pardnn(
     del seed
     overwrites = first_overwrites(graph)
     try:
-        return place_arrays(graph.arrays, machine, capacities, overwrites, known)
+        return place_arrays(graph.arrays, machine, capacities, overwrites, known, below)
     except _NothingFitsError as error:
         missing = missing_link(graph.arrays, machine, error.nearest.place)
         raise infeasible(graph, error.nearest, capacities, error.group, missing) from None
@@ -88,6 +92,7 @@ def place_arrays(
     capacities: list[int | None],
     overwrites: Int64[ndarray, "w 2"],
     known: KnownPlaces | None = None,
+    below: float = math.inf,
 ) -> Decision:
     """Place and order a graph that is given as arrays alone.
 
@@ -97,12 +102,13 @@ def place_arrays(
         capacities: Usable bytes of each device; None is unlimited.
         overwrites: From `first_overwrites`.
         known: Where state lies, and where ops ran before.
+        below: See `place_pardnn`.
 
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
     """
     if arrays.num_ops <= MANY_OPS:
-        return _place(arrays, machine, capacities, overwrites, known, time.perf_counter())
+        return _place(arrays, machine, capacities, overwrites, known, time.perf_counter(), below)
     begin = time.perf_counter()
     renumbering = renumbering_by_priority(arrays, machine)
     here = renumbered(arrays, renumbering)
@@ -111,7 +117,8 @@ def place_arrays(
     if known is not None:
         known = known._replace(pins=known.pins[renumbering.op], near=known.near[renumbering.op])
     try:
-        found = _place(here, machine._replace(seconds=seconds), capacities, written, known, begin)
+        machine = machine._replace(seconds=seconds)
+        found = _place(here, machine, capacities, written, known, begin, below)
     except _NothingFitsError as error:
         error.nearest = original_plan(error.nearest, renumbering)
         error.group = error.group[renumbering.op_here]
@@ -126,6 +133,7 @@ def _place(
     overwrites: Int64[ndarray, "w 2"],
     known: KnownPlaces | None,
     begin: float,
+    below: float,
 ) -> Decision:
     group = colocated(arrays, overwrites)
     group.setflags(write=False)
@@ -152,7 +160,7 @@ def _place(
         if np.isfinite(best.makespan) and (not limited or fits(arrays, plan, capacities)):
             return Decision(plan, 0, seconds)
         begin = time.perf_counter()
-    found = fit_memory(task, candidates, start)
+    found = fit_memory(task, candidates, start, below)
     if found is None:
         placements = all_placements(arrays, machine, capacities, problem.runs)
         found = searched_plan(arrays, capacities, overwrites, placements).plan

@@ -74,9 +74,9 @@ def _best(
     def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Outcome:
         return _in_pieces(problem, number, algorithms, decide, below=below)
 
-    def in_whole(algorithms: Sequence[str]) -> None:
+    def in_whole(algorithms: Sequence[str], times: float = 1.0) -> None:
         if algorithms:
-            found.try_(lambda: decide(_only_below(problem, found.seconds), algorithms))
+            found.try_(lambda: decide(_only_below(problem, times * found.seconds), algorithms))
 
     count = 1
     if OWNERS in others:
@@ -84,7 +84,7 @@ def _best(
         found.take(owned)
     rows = found.seconds
     whole = _may_be_below(problem, names, rows)
-    in_whole([name for name in whole if name not in SHARDED])
+    in_whole([name for name in whole if name not in SHARDED], FAR)
     with _until_no_batch():
         for number in _counts():
             below = min(found.seconds, staged.seconds)

@@ -20,6 +20,7 @@ from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.memory import (
     check_held,
+    check_least,
     check_memory,
     goals_of,
     held_bytes,
@@ -106,6 +107,8 @@ def plan_of_sharding(
     if unless_above is not None:
         check_held(problem, held)
         _check_estimate(problem, legal, unless_above)
+        check_least(problem, legal, held)
+        _count_work(problem, legal)
     reuses = _reuses(problem, legal, held)
     found, reuses = _completed(problem, legal, reuses, unless_above=unless_above)
     axes = relay_axes(problem.cluster, legal.mesh)
@@ -120,8 +123,7 @@ def plan_of_sharding(
 
 
 def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> None:
-    """Raise if a plan need not be made: it takes so long, or the search has done its work."""
-    log, work = problem.log, len(problem.graph.ops) * legal.mesh.size
+    """Raise if a plan takes so long by an estimate."""
     if not legal.mesh.shares and problem.costs.source != "graph":  # which states whole ops' seconds
         found = sharding_seconds(problem.graph, legal, problem.cluster, problem.costs)
         if found.computing >= unless_above:
@@ -129,7 +131,12 @@ def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> N
         is_linked = math.isfinite(found.sending)  # else partitioning tells which link lacks
         if is_linked and OPTIMISM * sum(found) >= unless_above:
             raise InfeasibleError(f"by an estimate it takes {sum(found):.4g} s")
-    log.partitioned_ops += work
+
+
+def _count_work(problem: Problem, legal: Sharding) -> None:
+    """Raise if the search has partitioned enough."""
+    log = problem.log
+    log.partitioned_ops += len(problem.graph.ops) * legal.mesh.size
     if log.partitioned_ops > MOST_WORK:
         raise InfeasibleError(f"not tried: the search has partitioned {MOST_WORK} ops")
 

@@ -16,6 +16,7 @@ from pardnn.plan.mesh import Mesh, owned_boxes
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.sim.peak import live_bytes, one_device_peak
@@ -50,6 +51,26 @@ def check_held(problem: Problem, held: Sequence[int]) -> None:
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} "
                 f"holds {size} bytes of parameters and state; usable are {usable}."
+            )
+
+
+def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> None:
+    """Raise if a device cannot but hold more than it may: partitioning takes seconds.
+
+    Args:
+        problem: What is planned.
+        sharding: See `legalize`.
+        held: From `held_bytes`.
+    """
+    if all(usable is None for usable in problem.capacities):
+        return
+    sizes = np.add(held, least_peaks(problem.graph, sharding)).tolist()
+    for device, (size, usable) in enumerate(zip(sizes, problem.capacities, strict=True)):
+        if usable is not None and size > usable:
+            raise InfeasibleError(
+                f"no plan fits. With every op cut over {len(held)} devices, device {device} "
+                f"holds {size} bytes at once, or more; usable are {usable}.",
+                details={"device": device, "peak_bytes": max(sizes), "usable_bytes": usable},
             )
 
 
