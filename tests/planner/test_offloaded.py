@@ -24,6 +24,7 @@ from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import check_state_kept
+from pardnn.planner import make_plan
 from pardnn.planner.costs import costs_for
 from pardnn.planner.offload import cut as offload_cut
 from pardnn.planner.offload.fewest import fewest
@@ -178,6 +179,67 @@ def test_second_calls_and_state_on_the_host_do_together_what_neither_does(
     with pytest.raises(InfeasibleError) as failure:
         cut(graph, 7999)
     assert failure.value.details["bytes"] == 8000, "not the plan that came nearest"
+
+
+def whole(
+    graph: Graph, memory: int, *, recompute: bool = True, offload: bool = True, pieces: Any = None
+) -> Plan:
+    cluster = Cluster.uniform(1, memory=memory)
+    return pardnn.plan(graph, cluster, "heft", reserve=0.0, recompute=recompute, offload=offload,
+                       microbatches=pieces)  # fmt: skip
+
+
+def test_beside_second_calls_as_few_states_are_on_the_host_as_are_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each whole search takes as long as a hundred placements, so there is one, with none there."""
+    monkeypatch.setattr(search, "MOST_ROUNDS", 5)
+    searched = list[int]()
+
+    def noted(problem: Problem, *args: Any) -> Outcome:
+        searched.append(sum(op.name.endswith("<host") for op in problem.graph.ops))
+        return recomputed_once(problem, *args)
+
+    recomputed_once = make_plan.decide_recomputed
+    monkeypatch.setattr(make_plan, "decide_recomputed", noted)
+    graph = trained(layers=6, count=6)
+    least = {}
+    for options in ((True, False), (False, True), (True, True)):
+        recompute, offload = options
+        for least[options] in range(1000, 60_000, 1000):
+            try:
+                whole(graph, least[options], recompute=recompute, offload=offload)
+            except InfeasibleError:
+                continue
+            break
+    assert least[True, True] < min(least[True, False], least[False, True])
+    moved = []
+    for limit in range(least[True, True], least[False, True], 4000):
+        searched.clear()
+        plan = whole(graph, limit)
+        check_plan(graph, plan)
+        assert plan.recompute
+        moved.append(len(plan.offload or ()))
+        assert searched == [0]
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] < moved[0]
+
+
+def test_what_is_faster_of_second_calls_and_state_on_the_host_is_taken() -> None:
+    """A copy takes 10 us and a call 1 ms, so where the host is enough, no op runs twice."""
+    graph = trained(layers=3, count=6)
+    for memory in range(10_000, 60_000, 4000):
+        try:
+            alone = whole(graph, memory, recompute=False)
+        except InfeasibleError:
+            continue
+        both = whole(graph, memory)
+        assert both.predicted is not None
+        assert alone.predicted is not None
+        assert both.predicted.makespan_s <= alone.predicted.makespan_s
+        assert not both.recompute
+        return
+    raise AssertionError("nothing fits")
 
 
 def test_a_copy_in_another_place_is_found_in_a_cut_plan() -> None:

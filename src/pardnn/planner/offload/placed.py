@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import span_bytes
+from pardnn.place.recompute.search import WORK
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.plan.rewritten.offload import graph_with_host, may_offload
 from pardnn.planner.algorithms import cuts_ops
 from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.microbatches.best import Best
 from pardnn.planner.offload.cut import decide_cut_offloaded
 from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.time_limit import check_time
+
+#: The part of its work that a search for second calls has beside state on the host.
+SHORT_SEARCH = 20
 
 
 def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
     """Return a plan with as little state on the host as was found to fit.
 
     The largest states go first, for they need the fewest copies; how many is found by bisection.
-    So on one device a larger limit copies no more. What lies on the host already stays there.
+    So on one device a larger limit copies no more. What lies on the host already stays there. Where
+    ops may be called a second time, too, see `_beside_second_calls`.
 
     Args:
         problem: What to plan.
@@ -40,6 +51,8 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
     stays, movable = _movable(problem)
     if not placing:
         return decide_cut_offloaded(problem, names, decide, stays)
+    if problem.options.recompute:
+        return _beside_second_calls(problem, names, decide, stays, movable)
 
     def tried(count: int) -> Outcome | None:
         check_time()
@@ -55,6 +68,65 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
 
     best = fewest(tried, len(movable))
     return best._replace(planning_s=time.perf_counter() - started)
+
+
+def _beside_second_calls(
+    problem: Problem, names: Sequence[str], decide: Decide, stays: list[str], movable: list[str]
+) -> Outcome:
+    """Return the faster one of state on the host and second calls, or both where neither fits.
+
+    Then a part of the state's bytes, in eighths, is on the host, the least that a short search for
+    second calls finds enough. Of a GPT-2 in half of its memory a whole search was no faster.
+
+    Args:
+        problem: What to plan.
+        names: Algorithms to run.
+        decide: Runs them on a problem, and returns the best outcome.
+        stays: States that lie on the host.
+        movable: States that may be there, the largest first.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits either way.
+    """
+    placing = [name for name in names if not cuts_ops(name)]
+    best = Best(problem)
+    best.try_(lambda: decide_offloaded(problem.with_options(recompute=False), names, decide))
+    best.try_(lambda: on_host(problem, {*stays}, placing if stays else names, decide))
+    if best.found is not None:
+        return best.best()
+    counts = _eighths(problem, movable)
+
+    def once(inner: Problem, algorithms: Sequence[str]) -> Outcome:
+        return decide(inner.with_options(recompute=False), algorithms)
+
+    def short(inner: Problem, algorithms: Sequence[str]) -> Outcome:
+        found = first_recomputed(
+            inner, algorithms, once, seconds=math.inf, work=WORK // SHORT_SEARCH
+        )
+        if found is None:
+            raise InfeasibleError("no second calls were found")
+        return found
+
+    def tried(part: int) -> Outcome | None:
+        check_time()
+        if part == 0:
+            return None
+        with contextlib.suppress(InfeasibleError):
+            return on_host(problem, {*stays, *movable[: counts[part]]}, placing, short)
+        if part < len(counts) - 1:
+            return None
+        return on_host(problem, {*stays, *movable}, placing, decide)
+
+    found = fewest(tried, len(counts) - 1)
+    return found._replace(planning_s=found.planning_s + best.spent)
+
+
+def _eighths(problem: Problem, movable: Sequence[str]) -> list[int]:
+    """Return 0, and how many of the states have an eighth of their bytes, two eighths and so on."""
+    sizes = {op.name: span_bytes(op.outputs[0]) for op in problem.graph.ops if op.outputs}
+    sums = np.cumsum([sizes[name] for name in movable])
+    bounds = np.arange(1, 9) / 8 * (sums[-1] if len(sums) else 0)
+    return sorted({0, *(np.searchsorted(sums, bounds) + 1).clip(max=len(movable)).tolist()})
 
 
 def all_on_host(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
