@@ -21,7 +21,7 @@
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
   and FSDP2, `numbers` plans of every kind with one device, `guards` measures what a call costs
   beside its step, `pages` what a memory limit does, `two-nodes` compares plans that know a slow
-  link with plans that do not.
+  link with plans that do not, `mixed-ranks` measures plans that are predicted to be faster.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `mutants` plants small faults in the algorithms and counts those that tests find (`make mutants`).
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
@@ -63,6 +63,7 @@ NAMED = {
     "tofu-equality": "bench.runtime.equality",
     "tofu-in-place": "bench.tofu.in_place",
     "tofu-search": "bench.tofu.search",
+    "mixed-ranks": "bench.runtime.mixed_ranks",
     "two-nodes": "bench.runtime.two_nodes",
     "zoo": "bench.recipes.zoo",
 }

@@ -44,7 +44,7 @@ def main() -> None:
     links = profiled_links()  # between two ranks of this machine
     cluster = Cluster.uniform(
         DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s,
-        named=ranks_named(),
+        links="serial", named=ranks_named(),
     )  # fmt: skip
     # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
     plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))

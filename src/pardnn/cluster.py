@@ -19,6 +19,9 @@ from pardnn.errors import FileError, UsageError
 from pardnn.units import MemoryLimits, parse_bandwidth, parse_limits, parse_seconds
 
 LinkModel = Literal["independent", "serial"]
+#: Of links between ranks that were measured: two ranks have one connection, which sends one message
+#: after the other (docs/decisions/039).
+MEASURED_LINKS: LinkModel = "serial"
 DeviceNames = Literal["gpu", "cpu"]
 
 #: Defaults of the command line: NVSwitch of a DGX-2, and the latency the thesis measured.

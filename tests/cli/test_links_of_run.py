@@ -48,6 +48,21 @@ def test_what_is_not_given_is_measured_here(measured: list[int]) -> None:
     assert len(measured) == 2
 
 
+def test_two_ranks_have_one_connection(
+    measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "rank_memory_bytes", lambda ranks: 120 // ranks, raising=False)
+
+    def model(*given: Any, **kwargs: Any) -> str:
+        return cluster_from_options(*given, **kwargs).link_model
+
+    two = (2, None, None, None)
+    assert model(*two, None, None, of_this_machine=True) == "serial"
+    assert model(*two, "independent", None, of_this_machine=True) == "independent"
+    assert model(*two, None, None) == "independent"
+    assert model(None, None, None, None, None, "this:2") == "serial"
+
+
 def test_gpus_keep_the_default(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "this_device", lambda: "cuda")
     assert rate(2, None, None, None, None, None, of_this_machine=True) == (300e9, 25e-6)

@@ -10,6 +10,7 @@ from pardnn import backends
 from pardnn.cluster import (
     DEFAULT_BANDWIDTH,
     DEFAULT_LATENCY,
+    MEASURED_LINKS,
     Cluster,
     DeviceNames,
     Rate,
@@ -99,6 +100,7 @@ def this_cluster(num_devices: int | None) -> Cluster:
         memory=backends.rank_memory_bytes(count),
         bandwidth=rate.bandwidth,
         latency=rate.latency,
+        links=MEASURED_LINKS,
         named=named,
     )
 

@@ -39,7 +39,8 @@ Links = Annotated[
     str | None,
     typer.Option(
         "--links",
-        help="independent (the default), or serial: a link carries one message at a time.",
+        help="independent (the default), or serial (that of run): a link carries one message at a "
+        "time.",
     ),
 ]
 ClusterChoice = Annotated[
@@ -82,8 +83,8 @@ def cluster_from_options(
         latency: `--latency`.
         links: `--links`.
         cluster: `--cluster`; then none of the others.
-        of_this_machine: What is not given of links is measured here, instead of the default, and
-            devices are called what ranks here are.
+        of_this_machine: What is not given of links is measured here, instead of the default, they
+            carry one message at a time, and devices are called what ranks here are.
         named: Else, what devices are called.
 
     Raises:
@@ -109,13 +110,19 @@ def cluster_from_options(
             "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
             code="E205",
         )
-    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster, Rate
+    from pardnn.cluster import (
+        DEFAULT_BANDWIDTH,
+        DEFAULT_LATENCY,
+        MEASURED_LINKS,
+        Cluster,
+        Rate,
+    )
 
-    rate = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY)
+    rate, model = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY), links or "independent"
     if of_this_machine:
         from pardnn.api.profile import local_rate, ranks_named
 
-        named = ranks_named()
+        named, model = ranks_named(), links or MEASURED_LINKS
         if devices > 1 and (bandwidth is None or latency is None):
             rate = local_rate() or rate
     sizes = None if max_memory is None else max_memory.split(",")
@@ -124,7 +131,7 @@ def cluster_from_options(
         memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
         bandwidth=rate.bandwidth if bandwidth is None else bandwidth,
         latency=rate.latency if latency is None else latency,
-        links=links or "independent",  # pyright: ignore[reportArgumentType]
+        links=model,  # pyright: ignore[reportArgumentType]
         named=named,
     )
 

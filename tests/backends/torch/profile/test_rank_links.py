@@ -93,6 +93,7 @@ def test_all_ranks_learn_which_links_are_slow(every: bool, tmp_path: Path) -> No
     assert found[0][1] == (3 if every else 2)
     assert all(seconds < 2.5 for _, _, seconds, _ in found)
     assert found[0][3] == 2
+    assert found[0][0]["link_model"] == "serial"
     rate = rates(found[0][0])
     for pair in ("02", "12"):
         assert 0.1 * BANDWIDTH < rate[pair] < 2 * BANDWIDTH

@@ -22,7 +22,7 @@ from pardnn.backends.torch.comm.world import World, join, leave, rank_device
 from pardnn.backends.torch.devices import rank_memory_bytes, this_device
 from pardnn.backends.torch.profile.op_times import machine_of
 from pardnn.backends.torch.profile.ping_pong import SIZES, End, follow, lead
-from pardnn.cluster import Cluster, Device, Link, Rate
+from pardnn.cluster import MEASURED_LINKS, Cluster, Device, Link, Rate
 from pardnn.cost.links import fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import PardnnError, UsageError
@@ -194,7 +194,7 @@ def _made(
              bandwidth=rate.bandwidth, latency=rate.latency)
         for (a, b), rate in rates.items() if rate != default
     )  # fmt: skip
-    cluster = Cluster(devices=devices, links=links, default_link=default)
+    cluster = Cluster(devices=devices, links=links, default_link=default, link_model=MEASURED_LINKS)
     within = [rate for (a, b), rate in rates.items() if nodes[a] == nodes[b]]
     between = [rate for (a, b), rate in rates.items() if nodes[a] != nodes[b]]
     return ThisCluster(

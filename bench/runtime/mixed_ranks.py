@@ -1,0 +1,395 @@
+"""Whether plans that are predicted to be faster are measured to be: pieces, and steps in a row.
+
+    python -m bench mixed-ranks [--models NAMES] [--ranks 2,4] [--rounds 8] [--output FILE]
+
+Mixed plans: torchrun runs the ranks on two nodes with a slow link between them, network namespaces
+of this machine (`testbed/two_nodes.py`; needs root). Each step is planned for the links and the
+costs that were measured at the start: cut alone (`tofu`), placed alone (`auto-whole`), both with
+the batch whole, and mixed (`auto` with `microbatches=auto`).
+
+Steps in a row: two ranks of this machine, a network that is frozen on one and what is trained on
+the other. The next step can begin before this one is done.
+
+Steps of all ways are taken in turn, twice: the loss of each step read at once, and those of `ROW`
+steps read after the last. The first should take a makespan, the second a period.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.runtime.fidelity_models import language_step
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
+from testbed.small_models import Block, classify_step
+
+Entry = tuple[Callable[..., Any], tuple[Any, ...]]
+#: Steps whose losses are read together.
+ROW = 5
+#: How each way plans: algorithm and pieces.
+WAYS = {"cut": ("tofu", None), "placed": ("auto-whole", None), "mixed": ("auto", "auto")}
+WAYS_IN_A_ROW = {"stages": ("contiguous", None)}
+
+
+def gpt2() -> Entry:
+    """Return a step of GPT-2, 6 layers of 256, 16 sentences of 32 words."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=6, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config).train()
+    model.loss_type = "ForCausalLM"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return language_step, (model, optimizer, torch.randint(512, (16, 32)))
+
+
+def llama() -> Entry:
+    """Return a step of Llama, 6 layers of 256, 16 sentences of 32 words."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=4, vocab_size=512, max_position_embeddings=32,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return language_step, (model, optimizer, torch.randint(512, (16, 32)))
+
+
+def mlp() -> Entry:
+    """Return a step of eight linear layers of 768, 256 samples."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(768, 768), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Linear(768, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return classify_step, (model, optimizer, torch.randn(256, 768), torch.randint(64, (256,)))
+
+
+def resnet() -> Entry:
+    """Return a step of a residual network without batch norm, whose batch may be cut freely."""
+    torch.manual_seed(0)
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        found = Block(inputs, outputs, stride)
+        for i, layer in enumerate(found.convolutions):
+            if isinstance(layer, nn.BatchNorm2d):
+                found.convolutions[i] = nn.GroupNorm(8, layer.num_features)
+        return found
+
+    widths = (128, 128, 256, 256, 512, 512)
+    blocks = [block(a, b, 2 if a != b else 1) for a, b in zip((64, *widths), widths, strict=False)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(512, 64),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return classify_step, (model, optimizer, torch.randn(16, 3, 16, 16), torch.randint(64, (16,)))
+
+
+def frozen() -> Entry:
+    """Return a step of a trained head behind an encoder that is frozen."""
+    torch.manual_seed(0)
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [layer for _ in range(12) for layer in (nn.Linear(768, 768), nn.GELU())]
+            self.encoder = nn.Sequential(*layers).requires_grad_(False)
+            head = [layer for _ in range(4) for layer in (nn.Linear(768, 768), nn.GELU())]
+            self.head = nn.Sequential(*head, nn.Linear(768, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Return logits [batch, 64] of x [batch, 768]."""
+            return self.head(self.encoder(x))
+
+    model = Frozen()
+    optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3)
+    return classify_step, (model, optimizer, torch.randn(256, 768), torch.randint(64, (256,)))
+
+
+def distill_step(student: Any, teacher: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    """Train the student to say what the teacher says."""
+    optimizer.zero_grad()
+    with torch.no_grad():
+        wanted = teacher(x).softmax(-1)
+    loss = nn.functional.cross_entropy(student(x), wanted)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def distilled() -> Entry:
+    """Return a step of a student beside a teacher whose output it needs at its end."""
+    torch.manual_seed(0)
+
+    def made(depth: int) -> nn.Module:
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(768, 768), nn.GELU())]
+        return nn.Sequential(*layers, nn.Linear(768, 64))
+
+    student, teacher = made(5), made(14)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+    return distill_step, (student, teacher, optimizer, torch.randn(256, 768))
+
+
+def features_step(encoder: Any, head: Any, optimizer: Any, *batch: torch.Tensor) -> torch.Tensor:
+    """Train a classifier on features of an image encoder."""
+    optimizer.zero_grad()
+    with torch.no_grad():
+        features = encoder(batch[0])
+    loss = nn.functional.cross_entropy(head(features), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def features() -> Entry:
+    """Return a step of a perceptron on features of convolutions that are not trained."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU(),
+        nn.Conv2d(128, 128, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+    )  # fmt: skip
+    head = nn.Sequential(nn.Linear(2048, 768), nn.GELU(), nn.Linear(768, 64))
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
+    batch = torch.randn(32, 3, 32, 32), torch.randint(64, (32,))
+    return features_step, (encoder, head, optimizer, *batch)
+
+
+MIXED: dict[str, Callable[[], Entry]] = {
+    "gpt2": gpt2, "llama": llama, "mlp": mlp, "resnet": resnet,
+}  # fmt: skip
+IN_A_ROW: dict[str, Callable[[], Entry]] = {
+    "frozen": frozen, "distilled": distilled, "features": features,
+}  # fmt: skip
+MODELS = MIXED | IN_A_ROW
+
+
+def ways_of(model: str) -> dict[str, tuple[str, Any]]:
+    """Return how a model's step is planned."""
+    return WAYS if model in MIXED else WAYS_IN_A_ROW
+
+
+def planned(way: str, how: tuple[str, Any], found: list[Any], kept: dict[str, Any]) -> Any:
+    """Return what plans in a way on rank 0, and keeps what is predicted.
+
+    Args:
+        way: Its name.
+        how: Algorithm and pieces.
+        found: The measured cluster.
+        kept: Takes the predictions.
+    """
+
+    def decide(graph: Graph, _: int, state: StateInPlace | None) -> Plan:
+        from pardnn.api.simulate import simulate
+        from pardnn.planner.next_plan import next_plan
+        from pardnn.planner.options import PlanOptions
+
+        algorithm, pieces = how
+        options = PlanOptions(
+            algorithm=algorithm, microbatches=pieces, costs="measured", reserve=0.0
+        )
+        begin = time.perf_counter()
+        plan = next_plan(graph, found[0].cluster, options, None, state)
+        named = dataclasses.replace(plan, cluster=found[0].cluster, checksum=None)
+        result = simulate(graph, named, costs="measured")
+        cut_in = len(plan.pieces.points) - 1 if plan.pieces else 1
+        kept[way] = {
+            "algorithm": plan.algorithm, "pieces": cut_in,
+            "makespan_s": result.makespan_s, "period_s": result.period_s,
+            "bytes": plan.predicted.transfer_bytes if plan.predicted else 0,
+            "devices": sum(1 for order in plan.order if order),
+            "plan_s": time.perf_counter() - begin,
+        }  # fmt: skip
+        return plan
+
+    return decide
+
+
+def rank_main(name: str, rounds: int) -> None:
+    """Run as one of the ranks; rank 0 prints what was measured, as JSON."""
+    torch.set_num_threads(1)
+    found: list[Any] = []
+    steps: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for way, how in ways_of(name).items():
+        step, args = MODELS[name]()
+        batch = tuple(each for each in args if isinstance(each, torch.Tensor))
+        fast = parallelize(
+            step, *args, decide=planned(way, how, found, kept), timeout=300, device="cpu",
+            on_cluster=found.append,
+        )  # fmt: skip
+        steps[way] = lambda fast=fast, batch=batch: fast(*batch)
+    is_first = dist.get_rank() == 0
+    taken: dict[str, list[float]] = {way: [] for way in steps}
+    in_a_row: dict[str, list[float]] = {way: [] for way in steps}
+    losses: dict[str, list[float]] = {way: [] for way in steps}
+    for number in range(rounds + 1):
+        for way, take in steps.items():
+            torch.manual_seed(number)  # dropout
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(ROW):
+                losses[way].append(take().item())
+            taken[way].append((time.perf_counter() - start) / ROW)
+            dist.barrier()
+            start = time.perf_counter()
+            losses[way] += [loss.item() for loss in [take() for _ in range(ROW)]]
+            in_a_row[way].append((time.perf_counter() - start) / ROW)
+    if is_first:
+        rate = found[0].between or found[0].within
+        first, *others = (row[:ROW] for row in losses.values())
+        off = max(
+            (abs(a - b) / abs(b) for row in others for a, b in zip(row, first, strict=True)),
+            default=0.0,
+        )
+        told = {"plans": kept, "link": [rate.bandwidth, rate.latency], "losses_differ": off}
+        told["taken_s"] = {way: row[1:] for way, row in taken.items()}
+        told["in_a_row_s"] = {way: row[1:] for way, row in in_a_row.items()}
+        sys.stdout.write(json.dumps(told) + "\n")
+
+
+def gain(plans: dict[str, Any], number: str) -> float:
+    """Return how many times as fast the mixed plan is as the better pure one, as predicted."""
+    return min(plans[way][number] for way in ("cut", "placed")) / plans["mixed"][number]
+
+
+def rows_of(found: dict[str, Any]) -> list[str]:
+    """Return a model's rows of the page: one a way."""
+    lines, name = [], f"{found['model']}, {found['ranks']} ranks"
+    for way, plan in found["plans"].items():
+        pieces = f" in {plan['pieces']} pieces" if plan["pieces"] > 1 else ""
+        numbers = [plan["makespan_s"], statistics.median(found["taken_s"][way])]
+        numbers += [min(found["taken_s"][way]), plan["period_s"] or 0.0]
+        numbers += [statistics.median(found["in_a_row_s"][way]), min(found["in_a_row_s"][way])]
+        shown = " | ".join(f"{1e3 * number:.1f}" for number in numbers)
+        sent = f"{plan['devices']} | {plan['bytes'] / 1e6:.1f}"
+        lines.append(f"| {name} | {way}: `{plan['algorithm']}`{pieces} | {sent} | {shown} |")
+    return lines
+
+
+def verdicts(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what holds of the claims: where a plan is predicted to be 10 % faster, it is."""
+    lines, right = [], [0, 0]
+    told = [0, 0]
+    for found in reports:
+        plans, taken, row = found["plans"], found["taken_s"], found["in_a_row_s"]
+        name = f"{found['model']} on {found['ranks']} ranks"
+        if "mixed" in plans and (predicted := gain(plans, "makespan_s")) >= 1.1:
+            better = min(("cut", "placed"), key=lambda way: plans[way]["makespan_s"])
+            seen = statistics.median(taken[better]) / statistics.median(taken["mixed"])
+            told[0] += 1
+            right[0] += seen > 1
+            lines.append(f"- {name}: mixed is {seen:.2f} times as fast as {better}, "
+                         f"{predicted:.2f} predicted.")  # fmt: skip
+        for way, plan in plans.items():
+            predicted = plan["makespan_s"] / plan["period_s"] if plan["period_s"] else 1.0
+            if predicted >= 1.1:
+                seen = statistics.median(taken[way]) / statistics.median(row[way])
+                told[1] += 1
+                right[1] += seen > 1
+                lines.append(f"- {name}, {way}: steps in a row are {seen:.2f} times as fast as "
+                             f"those whose loss is read, {predicted:.2f} predicted.")  # fmt: skip
+    mixed = (
+        "- **Mixed**: predicted to be at least 1.1 times as fast as the better pure plan in "
+        f"{told[0]} cases, measured to be faster in {right[0]}."
+    )
+    period = (
+        "- **Period**: predicted to be shorter than the makespan by a factor of 1.1 in "
+        f"{told[1]} plans, measured to be shorter in {right[1]}."
+    )
+    return [mixed, period, *lines]
+
+
+def page(reports: Sequence[dict[str, Any]], head: str) -> str:
+    """Return the page in Markdown."""
+    columns = (
+        "step", "plan", "devices", "MB sent", "makespan, predicted", "measured, median", "least",
+        "period, predicted", "measured, median", "least",
+    )  # fmt: skip
+    table = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    table += [line for found in reports for line in rows_of(found)]
+    off = max(found["losses_differ"] for found in reports)
+    rounds, loads = ({found[key] for found in reports} for key in ("rounds", "load"))
+    head += (
+        f"{min(rounds)} rounds, load of the machine before: {min(loads):.1f} to {max(loads):.1f}.\n"
+        "`python -m bench mixed-ranks`\n"
+    )
+    notes = [*verdicts(reports), f"- Losses of the first {ROW} steps differ by at most {off:.1e}."]
+    return "\n".join([head, *table, "", *notes]) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    """Run the ranks of each model, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench mixed-ranks")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--bandwidth", type=float, default=125e6, help="bytes/s of the link")
+    parser.add_argument("--latency", type=float, default=1e-3, help="seconds of the link, one way")
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    if "RANK" in os.environ:
+        rank_main(options.models, options.rounds)
+        return
+    from testbed.two_nodes import two_nodes, why_not
+
+    if why_not():
+        sys.exit(f"two nodes cannot be made here: {why_not()}")
+    kept = options.output.with_suffix(".json") if options.output else None
+    reports = json.loads(kept.read_text()) if kept and kept.exists() else []
+    link = f"{8 * options.bandwidth / 1e9:g} Gbit/s and {1e3 * options.latency:g} ms"
+    head = (
+        "# Mixed plans and steps in a row, measured\n\nMilliseconds of a step; "
+        f"{datetime.datetime.now(tz=datetime.UTC).date()}, {platform.machine()}, "
+        f"{os.cpu_count()} cores, torch {torch.__version__}, gloo, one thread a rank, rounds of "
+        f"{ROW} steps; mixed plans: half of the ranks in each of two network namespaces with "
+        f"{link} each way between them; stages: two ranks of this machine. Makespan: the loss of "
+        "each step "
+        "is read; period: those of a row after its last step. "
+    )
+    for ranks in map(int, options.ranks.split(",")):
+        for name in options.models.split(","):
+            script = ["-m", "bench", "mixed-ranks", "--models", name]
+            script += ["--rounds", str(options.rounds)]
+            load = os.getloadavg()[0]
+            if name in MIXED:
+                with two_nodes(bandwidth=options.bandwidth, latency=options.latency) as nodes:
+                    done = nodes.torchrun(script, per_node=ranks // 2, limit_s=900)
+                if any(each.status for each in done):
+                    sys.exit("\n".join(each.err[-6000:] for each in done))
+                text = done[0].out
+            else:
+                run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+                run += ["--nproc-per-node", str(ranks), *script]
+                text = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found = json.loads(text.splitlines()[-1])
+            case = {"model": name, "ranks": ranks, "load": load, "rounds": options.rounds}
+            reports = [old for old in reports if (old["model"], old["ranks"]) != (name, ranks)]
+            reports.append(case | found)
+            sys.stderr.write("\n".join(rows_of(reports[-1])) + "\n")
+            if options.output is not None and kept is not None:
+                options.output.write_text(page(reports, head), encoding="utf-8")
+                kept.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(page(reports, head))
