@@ -110,13 +110,7 @@ def cluster_from_options(
             "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
             code="E205",
         )
-    from pardnn.cluster import (
-        DEFAULT_BANDWIDTH,
-        DEFAULT_LATENCY,
-        MEASURED_LINKS,
-        Cluster,
-        Rate,
-    )
+    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, MEASURED_LINKS, Cluster, Rate
 
     rate, model = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY), links or "independent"
     if of_this_machine:

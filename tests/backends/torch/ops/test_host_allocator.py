@@ -12,6 +12,7 @@ from pardnn.backends.large_pages import LARGE_PAGES
 from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.op_times import machine_of
+from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.memory_limits import data_bytes
 
 linux_glibc = pytest.mark.skipif(
@@ -59,6 +60,77 @@ def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) ->
     with as_on_ranks():
         pass
     assert not set_options
+
+
+def _printed(code: str) -> list[str]:
+    begin = (
+        "import random, torch\nfrom pardnn.backends.torch.ops.host_allocator import *\n"
+        "from pardnn.backends.torch.runtime.memory_limits import data_bytes\n"
+        "pin_allocator()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", begin + code], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+@linux_glibc
+def test_small_blocks_stay_in_the_heap_until_a_plan_has_no_room_for_it() -> None:
+    code = (
+        "def kept(size):\n"
+        "    before = data_bytes()\n"
+        "    blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]\n"
+        "    held = torch.empty(100_000, dtype=torch.uint8)  # nothing below it is trimmed\n"
+        "    blocks.clear()\n"
+        "    return data_bytes() - before > 4 * size\n"
+        "print(kept(1 << 20))\n"
+        "keep_small_blocks(True)\nprint(kept(1 << 20), kept(3 << 20))\n"
+        "keep_small_blocks(False)\nprint(kept(3 << 19))\n"
+        "keep_small_blocks(True)\nprint(kept(3 << 19))\n"
+    )
+    assert _printed(code) == ["False", "True", "False", "False", "False"]
+
+
+@linux_glibc
+def test_a_heap_wastes_no_more_than_limits_have_room_for() -> None:
+    """Sizes of the worst of 24 sequences that were tried; its parts live for different times."""
+    code = (
+        "keep_small_blocks(True)\n"
+        "draw, start, live, peak, top = random.Random(23), data_bytes(), 0, 0, 0\n"
+        "sizes = [int(2 ** draw.uniform(15, 20.99)) for _ in range(5)]\n"
+        "for step in range(6):\n"
+        "    held = []\n"
+        "    while live < 20 << 20:\n"
+        "        is_rare = draw.random() < 0.1\n"
+        "        size = draw.randrange(4096, 2 << 20) if is_rare else draw.choice(sizes)\n"
+        "        block = torch.empty(size, dtype=torch.uint8)\n"
+        "        peak = max(peak, live + size)\n"
+        "        if draw.random() < 0.6:\n"
+        "            held.append(block)\n"
+        "            live += size\n"
+        "        del block\n"
+        "    draw.shuffle(held)\n"
+        "    while held:\n"
+        "        torch.empty(draw.choice(sizes), dtype=torch.uint8)\n"
+        "        live -= held.pop().numel()\n"
+        "    top = max(top, data_bytes() - start)\n"
+        "print(top / peak)\n"
+    )
+    assert 1.0 < float(_printed(code)[0]) < host_allocator.HEAP_GROWTH
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "limit", "has_room"),
+    [(50, 100, None, True), (50, 100, 176, True), (50, 100, 175, False), (0, 100, 76, True)],
+)
+def test_a_heap_is_left_alone_where_a_limit_has_room_for_it(
+    monkeypatch: pytest.MonkeyPatch, small: int, large: int, limit: int | None, has_room: bool
+) -> None:
+    told = list[bool]()
+    monkeypatch.setattr(memory_limits, "keep_small_blocks", told.append)
+    bytes_limit = None if limit is None else limit << 20
+    assert memory_limits.choose_heap(small << 20, large << 20, bytes_limit) == has_room
+    assert told == [has_room]
 
 
 @linux_glibc

@@ -53,6 +53,12 @@ GRACE_S = 6.0
 TOLD_S = 0.5
 
 
+NO_ROOM = (
+    "the limit has no room for freed tensors below 2 MiB to stay in the heap: each gets fresh "
+    "pages, and steps take longer than predicted"
+)
+
+
 def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     """Run one rank and return its result; its memory limit is lifted again, also after an error.
 
@@ -77,7 +83,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     write_stage(directory, rank, BUILDING)
     step, args, recording = make_step(load_factory(job.target, job.batch_size))
     binding = Binding(step, args, program.whole, device)
-    notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
+    notes = _chosen_heap(program, rank, limit, device)
+    notes += [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
     write_stage(directory, rank, "meeting the other ranks, or training with them")
     world = join(device, timeout_s=job.timeout_s, meeting=directory / STORE_FILE)
     example: dict[str, Any] = {}
@@ -104,13 +111,27 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     state.close()
     _end_together(world)
     leave([world])
+    return _told(executor) | {
+        "losses": losses, "notes": notes, "saved_steps": saved,
+        "stopped_by": stop.name if stop is not None and stop.is_set else None,
+    }  # fmt: skip
+
+
+def _told(executor: Executor) -> dict[str, Any]:
+    """Return what an executor measured."""
     recorder = executor.recorder
     times = None if recorder is None else recorder.times(executor.peak_bytes)
     return {
-        "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
-        "times": times, "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
-        "stopped_by": stop.name if stop is not None and stop.is_set else None,
+        "step_s": executor.step_s, "peak_bytes": executor.peak_bytes, "times": times,
+        "waits_s": executor.waits_s,
     }  # fmt: skip
+
+
+def _chosen_heap(program: Program, rank: int, limit: int | None, device: torch.device) -> list[str]:
+    """Let freed tensors stay in the heap if there is room; return a note if a CPU has none."""
+    small, large = program.small_peaks[rank], program.large_peaks[rank]
+    has_room = memory_limits.choose_heap(small, large, limit)
+    return [] if has_room or device.type == "cuda" else [NO_ROOM]
 
 
 def _choose_what_runs(job: Job, executor: Executor) -> None:

@@ -99,7 +99,7 @@ def machine_of(device: torch.device) -> Machine:
     """Return the key of the cost cache for this device, library and number of threads.
 
     The setting of float32 products counts as part of the library: TF32 changes their speed. So do
-    the pages of a CPU's tensors, and that each has fresh ones.
+    the pages of a CPU's tensors, and which tensors have fresh ones.
     """
     library = f"torch {torch.__version__}, float32 {torch.get_float32_matmul_precision()}"
     if device.type == "cuda":
@@ -107,7 +107,7 @@ def machine_of(device: torch.device) -> Machine:
         name = f"{found.name}, {found.total_memory >> 20} MiB, {found.multi_processor_count} SMs"
         return Machine(device=name, library=f"{library}, CUDA {torch.version.cuda}", threads=0)
     name = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-    library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, given back"
+    library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, fresh from 2 MiB on"
     return Machine(device=name, library=library, threads=torch.get_num_threads())
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, keep_small_blocks
+
 #: Bytes for what is not tensors: kernels' scratch, code and caches loaded late, threads' stacks.
 ALLOWANCE_BYTES = 48 << 20
 _OUT_OF_MEMORY = (
@@ -34,6 +36,22 @@ def data_bytes() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     line = next(line for line in status.splitlines() if line.startswith("VmData:"))
     return int(line.split()[1]) << 10
+
+
+def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bool:
+    """Leave small blocks in the heap where the limit has room for what it wastes; return whether.
+
+    Half of the allowance is for that: the heap may never be why a plan that fits ends.
+
+    Args:
+        small_peak: Most bytes of small blocks that are live at once.
+        large_peak: Likewise of all others.
+        limit_bytes: Of tensors; None without limit.
+    """
+    most = large_peak + HEAP_GROWTH * small_peak
+    has_room = limit_bytes is None or most <= limit_bytes + ALLOWANCE_BYTES // 2
+    keep_small_blocks(has_room)
+    return has_room
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:

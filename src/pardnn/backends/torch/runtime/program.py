@@ -7,6 +7,7 @@ from typing import Any
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
 from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.ops.host_allocator import SMALL_BYTES
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
@@ -31,6 +32,8 @@ class Program:
         loss: The op that marks the loss, which an evaluation does not have; None if the graph has
             no such op.
         peaks: Predicted peak bytes of each rank.
+        small_peaks: Of them, the peak of blocks that may stay in the heap when they are freed.
+        large_peaks: The peak of all other blocks.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
@@ -54,6 +57,8 @@ class Program:
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = graph.loss_op
         self.peaks = peak_bytes(graph, arrays)
+        self.small_peaks = peak_bytes(graph, arrays, below=SMALL_BYTES)
+        self.large_peaks = peak_bytes(graph, arrays, least=SMALL_BYTES)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pardnn.backends.torch.capture.capture import capture_step
 from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.filled_containers import filled_names
@@ -142,6 +143,10 @@ class Maker:
                 executor = self._executors[mark] = prepare(program, world, self._history, key)
                 cluster = program.plan.cluster
                 executor.limit_bytes = cluster.devices[world.rank].memory if cluster else None
+                memory_limits.choose_heap(
+                    program.small_peaks[world.rank], program.large_peaks[world.rank],
+                    executor.limit_bytes,
+                )  # fmt: skip
         self._is_first = False
         text = told(changes) or "the values of the first call"
         return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)
