@@ -173,14 +173,14 @@ def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]
 
 
 def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]:
-    """Group entries by tensor; those of the batch stay apart, as in a later batch they may be."""
+    """Group entries by tensor; those of the batch stay apart from what others than it hold."""
     groups: dict[int, list[Entry]] = {}
     for entry in objects.tensors:
         groups.setdefault(id(entry.value), []).append(entry)
     for group in groups.values():
         passed = [entry for entry in group if entry.argument in batch]
         if passed and _kind(group, batch) in ("input", "buffer"):
-            yield from ([entry] for entry in passed)
+            yield passed
             group = [entry for entry in group if entry.argument not in batch]
         if group:
             yield group
@@ -245,7 +245,8 @@ def _kind(group: list[Entry], batch: Sequence[int]) -> SourceKind:
     optimized = [e for e in group if isinstance(e.owner, torch.optim.Optimizer)]
     if any(re.search(r"param_groups\.\d+\.params\.", e.name) for e in optimized):
         return "parameter"
-    if any(isinstance(entry.value, torch.nn.Parameter) for entry in group):
+    is_given = all(entry.argument in batch for entry in group)
+    if any(isinstance(entry.value, torch.nn.Parameter) for entry in group) and not is_given:
         return "parameter"
     if any(isinstance(entry.owner, torch.nn.Module) for entry in group):
         return "buffer"
