@@ -147,6 +147,15 @@ def tensors_of_groups(
     return guards, kinds
 
 
+def tensors_in_groups(
+    path: str, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that settings of an optimizer are, with their names."""
+    for i, group in enumerate(optimizer.param_groups):
+        tensors = ((k, each) for k, each in group.items() if isinstance(each, torch.Tensor))
+        yield from ((f"{path}.param_groups.{i}.{key}", tensor) for key, tensor in tensors)
+
+
 def _kind_at(group: Mapping[str, Any], key: str) -> Any:
     """Return what a graph takes for granted of a tensor in a group; other values themselves."""
     value = group.get(key)
