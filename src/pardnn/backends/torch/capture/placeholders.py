@@ -20,6 +20,7 @@ from pardnn.backends.torch.user_step.sources import (
     WholeTensor,
     is_on_meta,
     mark_on_meta,
+    mark_places,
 )
 from pardnn.errors import UnsupportedError
 
@@ -113,6 +114,7 @@ def insert_placeholders(
         if isinstance(live, torch.Tensor):
             fake = made[source.name] = placeholder(live, mode, whole_of(live))
             by_id.setdefault(id(live), fake)
+            mark_places(fake, source.slots)
             pairs.append((live, fake))
     # All are made before any is inserted: a tuple is rebuilt around what it holds now.
     for source in sources:

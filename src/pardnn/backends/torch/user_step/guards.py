@@ -308,7 +308,7 @@ class Guards:
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
             self._guards.append(ItemGuard(f"{path}.defaults", defaults, plain))
-        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users)
+        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users, self._written)
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)

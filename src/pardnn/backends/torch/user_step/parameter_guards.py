@@ -120,7 +120,10 @@ def _short_text(value: Any) -> Any:
 
 
 def tensors_of_groups(
-    path: str, optimizer: torch.optim.Optimizer, used: Collection[str]
+    path: str,
+    optimizer: torch.optim.Optimizer,
+    used: Collection[str],
+    written: Collection[tuple[int, Any]],
 ) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
     """Return guards on the tensors of all groups: on which they are, and on what kind they are.
 
@@ -128,11 +131,12 @@ def tensors_of_groups(
         path: Dotted path to the optimizer.
         optimizer: Of the step.
         used: Names that the user's code mentions: a new key is a change if it is among them.
+        written: Places of numbers that the step itself changes, `held_numbers.place`.
     """
     known = {key for group in optimizer.param_groups for key in group}
 
-    def is_new(key: Any) -> bool:
-        return key in used and key not in known
+    def is_new(group: Any, key: Any) -> bool:
+        return key in used and key not in known and (id(group), key) not in written
 
     named = {f"{path}.param_groups.{i}": g for i, g in enumerate(optimizer.param_groups)}
     defaults = getattr(optimizer, "defaults", {})  # a wrapper may not have called `__init__`
@@ -142,7 +146,11 @@ def tensors_of_groups(
     for name, group in named.items():
         keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
         shared = [key for key in keys if count[id(group[key])] > 1]
-        guards.append(ItemGuard(name, group, ["params", *shared], is_new, is_ordered=True))
+        guards.append(
+            ItemGuard(
+                name, group, ["params", *shared], functools.partial(is_new, group), is_ordered=True
+            )
+        )
         kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
     return guards, kinds
 

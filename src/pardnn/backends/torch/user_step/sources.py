@@ -180,10 +180,30 @@ def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]
     for group in groups.values():
         passed = [entry for entry in group if entry.argument in batch]
         if passed and _kind(group, batch) in ("input", "buffer"):
-            yield passed
+            yield from _given_as_one(passed)
             group = [entry for entry in group if entry.argument not in batch]
         if group:
             yield group
+
+
+def _given_as_one(passed: list[Entry]) -> Iterator[list[Entry]]:
+    """Yield the places of one tensor of the batch; those that a traced step filled are apart."""
+    given = getattr(passed[0].value, "_pardnn_places", None)
+    if given is None:
+        yield passed
+        return
+    if own := [entry for entry in passed if _place(entry.slot) in given]:
+        yield own
+    yield from ([entry] for entry in passed if _place(entry.slot) not in given)
+
+
+def mark_places(placeholder: Any, slots: Iterable[Slot]) -> None:
+    """Let a placeholder tell in which places it was put."""
+    placeholder._pardnn_places = frozenset(map(_place, slots))
+
+
+def _place(slot: Slot | None) -> tuple[Any, ...] | None:
+    return None if slot is None else (id(slot.holder), slot.key, slot.path)
 
 
 def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
