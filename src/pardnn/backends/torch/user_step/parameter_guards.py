@@ -93,7 +93,7 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
     """Return the name of a leaf of which Python holds the node that adds up its gradient.
 
     torch tells nobody the hooks of a node, and frees a node that only its leaf refers to: whoever
-    has put a hook on one holds it, in an object or a closure; a local variable is not seen. 20 us a
+    has put a hook on one holds it, in an object, a closure or a variable of what runs. 20 us a
     leaf, and a pass over all objects where a node is held, which graphs that are alive do, too.
 
     Args:
@@ -107,10 +107,37 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
             if sys.getrefcount(node) > _UNSHARED:
                 nodes.append(node)
                 names.setdefault(id(node), name)
-    holders = gc.get_referrers(*nodes) if nodes else ()
+    if not nodes:
+        return None
+    if (found := _in_a_variable(names)) is not None:
+        return found
+    holders = gc.get_referrers(*nodes)
     others = (h for h in holders if h is not nodes and not isinstance(h, types.FrameType))
     held = (each for holder in others for each in gc.get_referents(holder))
     return next((names[id(each)] for each in held if id(each) in names), None)
+
+
+def _in_a_variable(names: Mapping[int, str]) -> str | None:
+    """Return the name of a leaf whose node a variable of a function that runs holds.
+
+    The collector does not see such variables. Asking a frame keeps what they hold until it is
+    asked again, in a dictionary that the collector does see: so all are asked, and first.
+
+    Args:
+        names: Of the leaves by the id of their node.
+    """
+    found: list[str] = []
+    for frame in sys._current_frames().values():
+        at: types.FrameType | None = frame
+        while at is not None:
+            values = () if at.f_code in _OWN_CODE else list(at.f_locals.values())
+            found += [names[id(value)] for value in values if id(value) in names]
+            at = at.f_back
+        del frame, at  # a frame that holds itself would keep the nodes
+    return next(iter(found), None)
+
+
+_OWN_CODE = frozenset({held_node.__code__, _in_a_variable.__code__})
 
 
 def _short_text(value: Any) -> Any:
