@@ -111,8 +111,15 @@ def check_trains(trace: StepTrace) -> None:
     added = [n for n, s in trace.sources.items() if s.parameter is not None and s.get() is not None]
     storages = [trace.values[name].storage for name in added]
     # A call that only adds to gradients leaves them to one that takes another path.
-    is_part = may_go_otherwise(trace) and any(each and each.writes for each in storages)
-    if not is_part and not changes_parameters(trace):
+    adds = any(each and each.writes for each in storages)
+    if not (adds and may_go_otherwise(trace)) and not changes_parameters(trace):
+        if adds:
+            raise UsageError(
+                "nothing to train: the call that is captured first only adds to gradients.\n"
+                "It should call optimizer.step(). Where later calls do, as the last one of an\n"
+                "accumulation, set what decides that (a count, a flag) before `parallelize`; calls\n"
+                "that only add are captured when they come.",
+            )
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"
