@@ -117,8 +117,8 @@ def check_trains(trace: StepTrace) -> None:
             raise UsageError(
                 "nothing to train: the call that is captured first only adds to gradients.\n"
                 "It should call optimizer.step(). Where later calls do, as the last one of an\n"
-                "accumulation, set what decides that (a count, a flag) before `parallelize`; calls\n"
-                "that only add are captured when they come.",
+                "accumulation, set what decides that (a count, a flag) before `parallelize`:\n"
+                "calls that only add are captured when they come.",
             )
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
