@@ -71,7 +71,7 @@ from pardnn.backends.torch.capture.source_updates import (
     source_updates,
     uncarried,
 )
-from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
+from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of, gradients_of_batch
 from pardnn.backends.torch.capture.to_graph import Captured, graph_of
 from pardnn.backends.torch.capture.trace_checks import (
     check_objects,
@@ -154,8 +154,8 @@ def capture_step(
     """
     arguments = list(args)
     original = walk_objects(step, arguments)
-    check_objects(original)
     batch, recorders = batch_indices(args), Recorders(original, filled)
+    check_objects(original, batch, trains=has_loss)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)
     session = _Session(traces, original, must_train, has_loss, frozenset(live))
@@ -268,7 +268,8 @@ class _Session:
         graph = self._assembled(name, trace, first, chosen, irregular, sharing)
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
-        return Captured(graph, tuple(left), tuple(s.name for s, *_ in trace.made_anew), chosen.live)
+        made = tuple(source.name for source, *_ in trace.made_anew)
+        return Captured(graph, tuple(left), made, chosen.live, gradients_of_batch(trace))
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.

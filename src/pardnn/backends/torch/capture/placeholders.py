@@ -13,13 +13,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, attributes_of
 from pardnn.backends.torch.user_step.sources import (
     Source,
     WholeOf,
     WholeTensor,
     is_on_meta,
     mark_on_meta,
+    mark_places,
 )
 from pardnn.errors import UnsupportedError
 
@@ -42,7 +43,7 @@ def fake_mode_of(tensors: Iterable[torch.Tensor]) -> FakeTensorMode:
 def placeholder(
     tensor: torch.Tensor, mode: FakeTensorMode, whole: WholeTensor | None
 ) -> FakeTensor:
-    """Return a new fake of a tensor's geometry, of its class and with its Python attributes.
+    """Return a new fake of a tensor's geometry, of its class and with its hooks.
 
     Args:
         tensor: A live tensor.
@@ -68,14 +69,18 @@ def placeholder(
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         else:
             fake.requires_grad_(tensor.requires_grad)
-    own = fake.__dict__
-    for key, value in tensor.__dict__.items():
-        if key not in own and not key.startswith("_pardnn"):
-            own[key] = value
     if is_on_meta(tensor):
         mark_on_meta(fake)
     _copy_hooks(tensor, fake)
     return fake
+
+
+def _copy_attributes(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let a placeholder have the attributes of the tensor that it stands for."""
+    own, given = fake.__dict__, attributes_of(tensor)
+    copied = {k: x for k, x in given.items() if k not in own and not k.startswith("_pardnn")}
+    if copied:
+        own.update(copied, _pardnn_given=tuple(copied))
 
 
 def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
@@ -103,16 +108,21 @@ def insert_placeholders(
     """
     made: dict[str, FakeTensor] = {}
     by_id: dict[int, FakeTensor] = {}
+    pairs: list[tuple[torch.Tensor, FakeTensor]] = []
     for source in sources:
         live = source.get()
         if isinstance(live, torch.Tensor):
             fake = made[source.name] = placeholder(live, mode, whole_of(live))
             by_id.setdefault(id(live), fake)
+            mark_places(fake, source.slots)
+            pairs.append((live, fake))
     # All are made before any is inserted: a tuple is rebuilt around what it holds now.
     for source in sources:
         if source.name in made:
             for slot in source.slots:
                 slot.set(made[source.name])
+    for live, fake in pairs:  # tensors among the attributes have placeholders by now
+        _copy_attributes(live, fake)
     for _, holder, content in objects.contents:
         if isinstance(content, dict) and isinstance(holder, dict):
             _rekey(holder, by_id)

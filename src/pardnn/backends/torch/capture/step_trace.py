@@ -79,6 +79,13 @@ def accelerator_of(trace: StepTrace) -> str:
     return kinds[0] if kinds else "cpu"
 
 
+def gradients_of_batch(trace: StepTrace) -> tuple[str, ...]:
+    """Return the names of the batch's tensors on which the step has left a gradient."""
+    given = ((n, s.get()) for n, s in trace.sources.items() if s.kind == "input")
+    tensors = ((n, x) for n, x in given if isinstance(x, torch.Tensor) and x.is_leaf)
+    return tuple(name for name, tensor in tensors if tensor.grad is not None)
+
+
 def changes_parameters(trace: StepTrace) -> bool:
     """Whether a step writes any parameter, or a plain tensor that requires a gradient."""
     storages = [trace.values[n].storage for n, s in trace.sources.items() if _is_trained(s)]

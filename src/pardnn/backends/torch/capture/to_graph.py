@@ -32,12 +32,14 @@ class Captured(NamedTuple):
         uncarried: Names of the tensors that the step changes, but its graph does not.
         made_anew: Names of those that the first step would keep, and the graph makes each time.
         live: Names of numbers of objects that change between calls, and the graph reads.
+        unleft: Names of the batch's tensors that eager steps leave a gradient on.
     """
 
     graph: Graph
     uncarried: tuple[str, ...]
     made_anew: tuple[str, ...] = ()
     live: frozenset[str] = frozenset()
+    unleft: tuple[str, ...] = ()
 
 
 def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:

@@ -8,9 +8,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import counting_hook
+from pardnn.backends.torch.capture.refusals.tensor_questions import given_tensor
 from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import (
     StepTrace,
@@ -26,11 +28,13 @@ from pardnn.errors import PardnnError, UnsupportedError, UsageError
 _SEARCHING = sys.modules[torch.optim.LBFGS.__module__].__file__
 
 
-def check_objects(objects: ObjectGraph) -> None:
+def check_objects(objects: ObjectGraph, batch: Collection[int], *, trains: bool) -> None:
     """Reject a step that reaches what no trace sees through.
 
     Args:
         objects: What it reaches.
+        batch: Indices of the arguments that are the batch.
+        trains: Whether it takes gradients; an evaluation takes none.
 
     Raises:
         UnsupportedError: E801; E804 of a hook that keeps count.
@@ -44,6 +48,33 @@ def check_objects(objects: ObjectGraph) -> None:
     for entry in objects.tensors:
         if any(map(_is_counting, (entry.value._backward_hooks or {}).values())):
             raise counting_hook(entry.name)
+    for name, tensor, *_ in (entry for entry in objects.tensors if entry.argument in batch):
+        _check_given(name, tensor, trains=trains)
+
+
+def _check_given(name: str, tensor: torch.Tensor, *, trains: bool) -> None:
+    """Reject a tensor of the batch that is more than its numbers."""
+    kind = type(tensor)
+    if not isinstance(tensor, FakeTensor) and kind not in (torch.Tensor, torch.nn.Parameter):
+        raise given_tensor(
+            name,
+            f"is a {kind.__name__}, a class of its own: the graph would compute with a plain\n"
+            "tensor, and code that asks for its class or calls its methods would be misled",
+            f"{name}.as_subclass(torch.Tensor)",
+        )
+    if trains and not tensor.is_leaf:
+        raise given_tensor(
+            name,
+            "was computed from tensors that require gradients: backward() would go on to\n"
+            "them, and the graph begins with this one",
+            f"{name}.detach(), or compute it in the step,",
+        )
+    if tensor.is_leaf and tensor.grad is not None:
+        raise given_tensor(
+            name,
+            "comes with a gradient, to which the step would add: no graph is given that",
+            f"{name}.detach()",
+        )
 
 
 def _is_counting(hook: Any) -> bool:
@@ -80,8 +111,15 @@ def check_trains(trace: StepTrace) -> None:
     added = [n for n, s in trace.sources.items() if s.parameter is not None and s.get() is not None]
     storages = [trace.values[name].storage for name in added]
     # A call that only adds to gradients leaves them to one that takes another path.
-    is_part = may_go_otherwise(trace) and any(each and each.writes for each in storages)
-    if not is_part and not changes_parameters(trace):
+    adds = any(each and each.writes for each in storages)
+    if not (adds and may_go_otherwise(trace)) and not changes_parameters(trace):
+        if adds:
+            raise UsageError(
+                "nothing to train: the call that is captured first only adds to gradients.\n"
+                "It should call optimizer.step(). Where later calls do, as the last one of an\n"
+                "accumulation, set what decides that (a count, a flag) before `parallelize`:\n"
+                "calls that only add are captured when they come.",
+            )
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"

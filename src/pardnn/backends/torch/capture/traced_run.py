@@ -50,6 +50,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -177,6 +178,7 @@ def run_noted(
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
         stack.enter_context(clock_set(number, functions))
+        stack.enter_context(questions_refused(tracer, functions))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     if looks and not is_first:

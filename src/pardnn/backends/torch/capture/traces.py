@@ -25,6 +25,7 @@ from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.step_trace import StepTrace, symbols_inserted
 from pardnn.backends.torch.capture.traced_run import run_noted
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.content_guards import clear_caches
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
@@ -76,8 +77,7 @@ class Traces:
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
-        for cache in self.caches:
-            cache.cache_clear()
+        clear_caches(self.caches)
 
     def objects(self) -> ObjectGraph:
         """Return what the step reaches now."""

@@ -18,10 +18,9 @@ from pardnn.backends.torch.runtime.granted_values import GrantedValues
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.input_checks import (
     Batch,
-    TensorKind,
+    BatchTensors,
     granted_settings,
     is_number,
-    kind_of,
     without_data,
 )
 from pardnn.backends.torch.runtime.notices import changed_values
@@ -70,7 +69,6 @@ class Binding:
         self._step, self._args = step, list(args)
         self._guards: Guards | None = None
         self._is_opening, self._has_run = bool(graph.step_notes.get("opening")), False
-        self._kinds: dict[str, TensorKind] = {}
         self._given: tuple[Any, ...] = ()
         self._device = device
         self._batch = batch_indices(args)
@@ -91,6 +89,8 @@ class Binding:
         stateful = (entry.value for entry in objects.stateful)
         self._optimizers = [x for x in stateful if isinstance(x, torch.optim.Optimizer)]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
+        # Now: what the step's objects hold, too, loses its data where other ranks keep it.
+        self._of_tensors = BatchTensors(self._found_in(self.example())[0])
         self._starting = StartingNumbers(graph, self.sources, objects)
         entries = setting_entries(objects, self._batch)
         granted = list(granted_settings(graph, entries))
@@ -257,7 +257,9 @@ class Binding:
         filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
         self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
         batch = self.read(self.example())
-        self._kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
+        held = [source for source in self.sources.values() if source.kind == "parameter"]
+        parameters = {id(source.get()): source.name for source in held}
+        self._of_tensors.watch(batch.tensors, parameters, self._guards.ignores)
         for index in self._batch:
             self._args[index] = None
         for name in self._passed:
@@ -321,18 +323,22 @@ class Binding:
                 f"({names}); {len(batch)} were given",
                 code="E505",
             )
+        if not self._has_run:
+            self._starting.check()
+        return Batch(tuple(batch), *self._found_in(batch))
+
+    def _found_in(self, batch: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors and the numbers in a batch by name."""
         tensors: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for i, arg in zip(self._batch, batch, strict=True):
-            if type(arg) is torch.Tensor:  # as the walk would find it
+            if type(arg) is torch.Tensor and not arg.__dict__:  # as the walk would find it
                 tensors[self._names[i]] = arg
                 continue
             objects = walk_value(arg, self._names[i])
             tensors |= {entry.name: entry.value for entry in objects.tensors}
             numbers |= {entry.name: entry.value for entry in objects.numbers}
-        if not self._has_run:
-            self._starting.check()
-        return Batch(tuple(batch), tensors, numbers)
+        return tensors, numbers
 
     def arguments(self, batch: Sequence[Any]) -> tuple[Any, ...]:
         """Return all arguments of the step, with this batch."""
@@ -349,14 +355,7 @@ class Binding:
         if self._is_opening and self._has_run:
             yield Change("the call", "the first", "a later one")
             return
-        # Equal to `kind_of`, without a call.
-        given = {name: (x.dtype, x.shape, x.requires_grad) for name, x in batch.tensors.items()}
-        if given != self._kinds:
-            kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
-            for name in dict.fromkeys([*self._kinds, *kinds]):
-                then, now = self._kinds.get(name), kinds.get(name)
-                if then != now and not self._guards.ignores(name):
-                    yield Change(name, then, now)
+        yield from self._of_tensors.changes(batch.tensors)
         yield from self._guards.changes(dict(zip(self._batch, batch.values, strict=True)))
         for change in self._granted.changes(batch.numbers):
             yield change

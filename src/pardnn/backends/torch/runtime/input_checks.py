@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Graph, Op
@@ -68,17 +70,39 @@ def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
     )
 
 
+#: Dims of tensors of which torch takes a memory format from the strides, those of size 1 too.
+_IMAGES = (4, 5)
+
+
 class TensorKind(NamedTuple):
-    """What a graph takes for granted of a tensor of the batch."""
+    """What a graph takes for granted of a tensor of the batch.
+
+    Attributes:
+        dtype: Its own.
+        shape: Its own.
+        requires_grad: Its own.
+        strides: None where they are those of a new tensor; those of dims of size 1 are 0, as far
+            as no result depends on them.
+        layout: Such as "sparse_coo"; empty for a dense tensor.
+        of: What else the step may ask or change, `_others`.
+        kind: `Tensor`, `Parameter` or a class of the user's.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     requires_grad: bool
+    strides: tuple[int, ...] | None = None
+    layout: str = ""
+    of: str = ""
+    kind: str = "Tensor"
 
     def __repr__(self) -> str:
         """Return `float32 [4, 16]`."""
         grad = ", requires grad" * self.requires_grad
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}{grad}"
+        strides = "" if self.strides is None else f", strides {list(self.strides)}"
+        kind = "" if self.kind == "Tensor" else f", a {self.kind}"
+        layout = f", {self.layout}" * bool(self.layout)
+        return f"{_name(self.dtype)} {list(self.shape)}{grad}{strides}{layout}{kind}{self.of}"
 
 
 class Batch(NamedTuple):
@@ -95,9 +119,123 @@ class Batch(NamedTuple):
     numbers: dict[str, Any]
 
 
+def _glance_at(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a tensor's kind is made of: equal for tensors of one kind, in 1 us."""
+    is_leaf = tensor.is_leaf
+    return (
+        tensor.__class__, tensor.dtype, tensor.shape, tensor.requires_grad, is_leaf,
+        tensor.layout is torch.strided and tensor.stride(),
+        is_leaf and tensor.grad is not None,  # torch warns of others
+        tensor._backward_hooks and list(tensor._backward_hooks.values()),
+    )  # fmt: skip
+
+
 def kind_of(tensor: torch.Tensor) -> TensorKind:
     """Return what a graph takes for granted of a tensor."""
-    return TensorKind(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+    is_dense = tensor.layout is torch.strided
+    return TensorKind(
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.requires_grad,
+        _strides(tensor) if is_dense else None,
+        "" if is_dense else str(tensor.layout).removeprefix("torch."),
+        _others(tensor),
+        class_of(tensor).__name__,
+    )
+
+
+def class_of(tensor: torch.Tensor) -> type:
+    """Return the class of a tensor; of a fake one, that of what it stands for."""
+    if isinstance(tensor, FakeTensor):
+        return torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
+    return type(tensor)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    is_image = tensor.dim() in _IMAGES
+    new = torch.empty(tensor.shape, device="meta")
+    own, contiguous = (
+        tuple(s * (n > 1 or is_image) for n, s in zip(each.shape, each.stride(), strict=True))
+        for each in (tensor, new)
+    )
+    return None if own == contiguous else own
+
+
+def _others(tensor: torch.Tensor) -> str:
+    """Return what else is set on a tensor, for people; the code of hooks, not their identity."""
+    if not tensor.is_leaf:
+        return ", computed from others"
+    hooks = [getattr(each, "__qualname__", "") for each in (tensor._backward_hooks or {}).values()]
+    told = f", with the hooks {hooks}" if hooks else ""
+    return told + ", with a gradient" * (tensor.grad is not None)
+
+
+class BatchTensors:
+    """The tensors of the batch that a graph was captured with: their kinds, and which are one.
+
+    Args:
+        tensors: By the name of their source.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._kinds = {name: kind_of(value) for name, value in tensors.items()}
+        self._glance: dict[str, tuple[Any, ...]] = {}
+        self._same: dict[str, str] = {}
+        self._parameters: Mapping[int, str] = {}
+        self._ignores: Callable[[str], bool] = self._kinds.__contains__
+
+    def watch(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        parameters: Mapping[int, str],
+        ignores: Callable[[str], bool],
+    ) -> None:
+        """Note which tensors are one.
+
+        Args:
+            tensors: Those of the class.
+            parameters: Names of the parameters by id.
+            ignores: Whether the step never reads the tensor of a name.
+        """
+        self._parameters, self._ignores = parameters, ignores
+        self._same = _same_places(tensors, parameters)
+
+    def changes(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Change]:
+        """Yield what differs in the tensors of another batch."""
+        given = {name: _glance_at(value) for name, value in tensors.items()}
+        if given != self._glance:
+            kinds = {name: kind_of(value) for name, value in tensors.items()}
+            if kinds == self._kinds:
+                self._glance = given
+            yield from self._differing(self._kinds, kinds)
+        same = _same_places(tensors, self._parameters)
+        if same != self._same:
+            yield from self._differing(self._same, same, "a tensor of its own")
+
+    def _differing(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], other: str | None = None
+    ) -> Iterator[Change]:
+        for name in dict.fromkeys([*then, *now]):
+            pair = then.get(name, other), now.get(name, other)
+            if pair[0] != pair[1] and not self._ignores(name):
+                yield Change(name, *pair)
+
+
+def _same_places(tensors: Mapping[str, Any], held: Mapping[int, str]) -> dict[str, str]:
+    """Return which tensors of a batch are one of those before them, or one that is held.
+
+    Args:
+        tensors: Of the batch, by name.
+        held: Names of the parameters by id.
+    """
+    ids = list(map(id, tensors.values()))
+    if len(set(ids)) == len(ids) and held.keys().isdisjoint(ids):
+        return {}
+    found, known = {}, dict(held)
+    for name, key in zip(tensors, ids, strict=True):
+        if known.setdefault(key, name) != name:
+            found[name] = f"the same tensor as {known[key]}"
+    return found
 
 
 def is_number(op: Op) -> bool:

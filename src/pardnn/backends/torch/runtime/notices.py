@@ -43,6 +43,18 @@ def not_left(names: Sequence[str]) -> None:
     )  # fmt: skip
 
 
+def gradients_not_left(names: Sequence[str]) -> None:
+    """Tell of tensors of the batch that get no gradient.
+
+    Args:
+        names: Of the tensors.
+    """
+    _LOGGER.warning(
+        "pardnn: %s requires a gradient, which a parallel step does not leave on it: its grad stays"
+        " None. Return it from the step: return loss, x.grad.", shown(names[0]),
+    )  # fmt: skip
+
+
 class Notices:
     """Tells of captures, and once of too many.
 

@@ -23,7 +23,13 @@ from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.filled_containers import filled_names
-from pardnn.backends.torch.runtime.notices import Made, changed_values, not_left, told
+from pardnn.backends.torch.runtime.notices import (
+    Made,
+    changed_values,
+    gradients_not_left,
+    not_left,
+    told,
+)
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_state
@@ -261,6 +267,8 @@ class Maker:
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
             not_left(captured.made_anew)
+        if captured.unleft:
+            gradients_not_left(captured.unleft)
         known = self._executors.get(fingerprint(graph))
         if known is not None:
             return Shared(known.program.whole, known.program.plan, captured.uncarried,

@@ -143,4 +143,4 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _layout_text(tensor: torch.Tensor) -> str:
-    return f"{kind_of(tensor)!r}, strides {list(tensor.stride())}"
+    return f"{kind_of(tensor)._replace(strides=None)!r}, strides {list(tensor.stride())}"

@@ -20,7 +20,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     differ,
     holding,
 )
-from pardnn.backends.torch.user_step.object_graph import dotted
+from pardnn.backends.torch.user_step.object_graph import attributes_of, dotted
 from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
 from pardnn.backends.torch.user_step.used_names import UsedNames
 
@@ -80,7 +80,8 @@ class BatchGuards:
         return [
             change
             for i, value in batch.items()
-            if not isinstance(value, torch.Tensor) and self._names[i] not in self._ignored
+            if not (isinstance(value, torch.Tensor) and not value.__dict__ and not self._then[i])
+            and self._names[i] not in self._ignored
             for change in self._changes(i, value)
         ]
 
@@ -110,7 +111,11 @@ class BatchGuards:
         while stack:
             path, at, is_live = stack.pop()
             is_read = isinstance(at, float) or path in self._live
-            if isinstance(at, torch.Tensor) or (is_live and is_read) or path in self._filled:
+            if (is_live and is_read) or path in self._filled:
+                continue
+            if isinstance(at, torch.Tensor):
+                own = attributes_of(at).items()
+                stack += [(dotted(path, k), item, False) for k, item in own if k in self._used]
                 continue
             if isinstance(at, VALUES):
                 found[path] = at

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
 
+from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.references import BYTES, traced_functions
@@ -182,11 +183,56 @@ def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
     """Return what a step may ask of an object that shows no attributes; None of any other."""
     if isinstance(value, weakref.ref):
         return f"{path}()", functools.partial(weakref.ref.__call__, value)
+    if _is_users_cache(value):
+        return f"how often {path}.cache_clear() was called", _Clearings(value)
     if isinstance(value, logging.Logger):
         return f"the level of {path}", functools.partial(_level, value)
     if isinstance(value, torch.library.CustomOpDef):
         return f"the functions of {path}", functools.partial(traced_functions, value)
     return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
+
+
+class _Clearings:
+    """Counts how often a cache was cleared: eager steps fill it again, with what they read then.
+
+    Args:
+        cache: Of `functools`; clearing it resets its numbers of calls, which only grow else.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._info, self._calls, self._count = cache.cache_info, 0, 0
+        _CLEARINGS.add(self)
+
+    def look_again(self) -> None:
+        """Take the numbers of calls as they are."""
+        hits, misses, *_ = self._info()
+        self._calls = hits + misses
+
+    def __call__(self) -> int:
+        """Return how often it was cleared since this was made, as far as it was looked at."""
+        hits, misses, *_ = self._info()
+        self._count += hits + misses < self._calls
+        self._calls = hits + misses
+        return self._count
+
+
+#: Those that are alive.
+_CLEARINGS: weakref.WeakSet[_Clearings] = weakref.WeakSet()
+
+
+def clear_caches(caches: Collection[Any]) -> None:
+    """Clear caches of `functools`, which no guard takes for the user's doing."""
+    for cache in caches:
+        cache.cache_clear()
+    for each in _CLEARINGS if caches else ():
+        each.look_again()
+
+
+def _is_users_cache(value: Any) -> bool:
+    if not isinstance(value, functools._lru_cache_wrapper):
+        return False
+    code = getattr(value.__wrapped__, "__code__", None)
+    return code is not None and not is_library_file(code.co_filename)
 
 
 def _level(logger: logging.Logger) -> int:
@@ -261,6 +307,7 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "is_deterministic_algorithms_warn_only_enabled": (
         torch.is_deterministic_algorithms_warn_only_enabled
     ),
+    "fill_uninitialized_memory": torch._C._get_deterministic_fill_uninitialized_memory,
     "getrecursionlimit": sys.getrecursionlimit,
     "getswitchinterval": sys.getswitchinterval,
     "initial_seed": torch.initial_seed,
@@ -273,6 +320,7 @@ _SHOWN = {
     "benchmark": "torch.backends.cudnn.benchmark",
     "deterministic": "torch.backends.cudnn.deterministic",
     "enabled": "torch.backends.cudnn.enabled",
+    "fill_uninitialized_memory": "torch.utils.deterministic.fill_uninitialized_memory",
 }
 
 

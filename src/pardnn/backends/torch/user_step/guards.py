@@ -20,7 +20,7 @@ import contextvars
 import functools
 import gc
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,14 @@ from pardnn.backends.torch.user_step.object_graph import (
     GLOBAL_HOOKS,
     PLAIN,
     argument_names,
+    attributes_of,
     dotted,
     walk_objects,
 )
 from pardnn.backends.torch.user_step.parameter_guards import (
     ParameterGuards,
     hook_tables,
+    tensors_in_groups,
     tensors_of_groups,
 )
 from pardnn.backends.torch.user_step.references import behind_proxy, referred, registrations
@@ -86,6 +88,8 @@ _RUN = frozenset({
 })  # fmt: skip
 #: Their items lie in what an attribute holds.
 _HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
+#: Code that names one of them may ask a tensor for an attribute that it has not.
+_ASKING = frozenset({"hasattr", "getattr", "vars", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -117,6 +121,7 @@ class Guards:
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
+        self._asks = not _ASKING.isdisjoint(self._used.of_users)
         self._guards: list[ItemGuard] = []
         self._attributes, self._pointed = AttributeGuards(), AttributeGuards()
         if reads_environment(self._used.of_users):  # by names that it may compute
@@ -196,17 +201,26 @@ class Guards:
             value = behind_proxy(value)
             if isinstance(value, frozenset):
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
+            elif isinstance(value, torch.Tensor):
+                stack += self._of_tensor(path, value)
             elif isinstance(value, tuple):
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
-            elif not isinstance(value, (torch.Tensor, *VALUES)) and id(value) not in self._seen:
+            elif not isinstance(value, VALUES) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._classes.add(path, value)
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
                 stack += reversed(list(self._children(path, value)))
 
+    def _of_tensor(self, path: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
+        """Guard what users have set on a tensor: a new attribute where they ask for such."""
+        if ((own := attributes_of(tensor)) or self._asks) and id(own) not in self._seen:
+            self._seen[id(own)] = own
+            yield from self._container(path, own, self._used.__contains__)
+
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
+            yield from tensors_in_groups(path, value)
             yield from self._classes_of(value)
         elif isinstance(value, torch.amp.GradScaler):
             yield from self._scaler(path, value)
@@ -216,7 +230,9 @@ class Guards:
             yield from self._module(path, value)
         elif isinstance(value, dict | list | collections.deque):
             yield from self._container(path, value, _any_key)
-            if isinstance(value, collections.OrderedDict) and all(map(_is_plain, value)):
+            if isinstance(value, collections.OrderedDict) and all(
+                isinstance(key, PLAIN) for key in value
+            ):
                 self._contents.add(path, value)  # `move_to_end` is no change of an item
         elif has_content(value):
             self._contents.add(path, value)
@@ -292,7 +308,7 @@ class Guards:
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
             self._guards.append(ItemGuard(f"{path}.defaults", defaults, plain))
-        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users)
+        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users, self._written)
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)
@@ -316,11 +332,6 @@ class Guards:
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
         self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left))
         yield from ((dotted(path, key), item) for key, item in items.items())
-
-    def _rebindable(self, path: str, value: Any, keys: Iterable[str]) -> None:
-        """Guard which objects some attributes hold."""
-        for key in keys:
-            self._attribute(dotted(path, key), value, key)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
@@ -362,7 +373,8 @@ class Guards:
         used = {name for name in names_in(function.__code__) if name in function.__globals__}
         name = function.__name__
         # An editor that reloads a module puts other code into its functions.
-        self._rebindable(name, function, ("__code__", "__defaults__", "__kwdefaults__"))
+        for key in ("__code__", "__defaults__", "__kwdefaults__"):
+            self._attribute(dotted(name, key), function, key)
         defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
         yield from ((f"{name}.default", item) for item in defaults)
         yield from self._container(name, function.__dict__, self._used.__contains__)
@@ -371,10 +383,6 @@ class Guards:
         self._guards.append(ItemGuard("", namespace, kept))
         yield from ((key, namespace[key]) for key in kept)
         yield from imported_modules(function)
-
-
-def _is_plain(key: Any) -> bool:
-    return isinstance(key, PLAIN)
 
 
 def _any_key(_key: Any) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
@@ -208,6 +209,11 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)
+            if isinstance(value, FakeTensor):
+                given, own = attributes_of(value).items(), value.__dict__
+                stack.extend(entry.child(k, item, own, numeric=False) for k, item in given)
+            elif own := attributes_of(value):
+                stack.append(entry._replace(value=own, slot=None, numeric=False))
         elif isinstance(value, PLAIN):
             if entry.numeric:
                 objects.numbers.append(entry)
@@ -218,6 +224,17 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
             others = [entry.child(key, each, numeric=False) for key, each in referred(value)]
             stack.extend(each for each in others if not isinstance(each.value, torch.Tensor))
             stack.extend(reversed(list(_children(objects, entry))))
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return what users have set on a tensor, in the dictionary that holds it.
+
+    Of a placeholder it is a copy of what the tensor had that it stands for.
+    """
+    own = tensor.__dict__
+    if not isinstance(tensor, FakeTensor):
+        return own
+    return {key: own[key] for key in own.get("_pardnn_given", ()) if key in own}
 
 
 def _tuple_items(entry: Entry) -> Iterator[Entry]:

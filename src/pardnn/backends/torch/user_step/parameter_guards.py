@@ -93,7 +93,7 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
     """Return the name of a leaf of which Python holds the node that adds up its gradient.
 
     torch tells nobody the hooks of a node, and frees a node that only its leaf refers to: whoever
-    has put a hook on one holds it, in an object or a closure; a local variable is not seen. 20 us a
+    has put a hook on one holds it, in an object, a closure or a variable of what runs. 20 us a
     leaf, and a pass over all objects where a node is held, which graphs that are alive do, too.
 
     Args:
@@ -107,10 +107,37 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
             if sys.getrefcount(node) > _UNSHARED:
                 nodes.append(node)
                 names.setdefault(id(node), name)
-    holders = gc.get_referrers(*nodes) if nodes else ()
+    if not nodes:
+        return None
+    if (found := _in_a_variable(names)) is not None:
+        return found
+    holders = gc.get_referrers(*nodes)
     others = (h for h in holders if h is not nodes and not isinstance(h, types.FrameType))
     held = (each for holder in others for each in gc.get_referents(holder))
     return next((names[id(each)] for each in held if id(each) in names), None)
+
+
+def _in_a_variable(names: Mapping[int, str]) -> str | None:
+    """Return the name of a leaf whose node a variable of a function that runs holds.
+
+    The collector does not see such variables. Asking a frame keeps what they hold until it is
+    asked again, in a dictionary that the collector does see: so all are asked, and first.
+
+    Args:
+        names: Of the leaves by the id of their node.
+    """
+    found: list[str] = []
+    for frame in sys._current_frames().values():
+        at: types.FrameType | None = frame
+        while at is not None:
+            values = () if at.f_code in _OWN_CODE else list(at.f_locals.values())
+            found += [names[id(value)] for value in values if id(value) in names]
+            at = at.f_back
+        del frame, at  # a frame that holds itself would keep the nodes
+    return next(iter(found), None)
+
+
+_OWN_CODE = frozenset({held_node.__code__, _in_a_variable.__code__})
 
 
 def _short_text(value: Any) -> Any:
@@ -120,7 +147,10 @@ def _short_text(value: Any) -> Any:
 
 
 def tensors_of_groups(
-    path: str, optimizer: torch.optim.Optimizer, used: Collection[str]
+    path: str,
+    optimizer: torch.optim.Optimizer,
+    used: Collection[str],
+    written: Collection[tuple[int, Any]],
 ) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
     """Return guards on the tensors of all groups: on which they are, and on what kind they are.
 
@@ -128,11 +158,12 @@ def tensors_of_groups(
         path: Dotted path to the optimizer.
         optimizer: Of the step.
         used: Names that the user's code mentions: a new key is a change if it is among them.
+        written: Places of numbers that the step itself changes, `held_numbers.place`.
     """
     known = {key for group in optimizer.param_groups for key in group}
 
-    def is_new(key: Any) -> bool:
-        return key in used and key not in known
+    def is_new(group: Any, key: Any) -> bool:
+        return key in used and key not in known and (id(group), key) not in written
 
     named = {f"{path}.param_groups.{i}": g for i, g in enumerate(optimizer.param_groups)}
     defaults = getattr(optimizer, "defaults", {})  # a wrapper may not have called `__init__`
@@ -142,9 +173,22 @@ def tensors_of_groups(
     for name, group in named.items():
         keys = [key for key, value in group.items() if isinstance(value, torch.Tensor)]
         shared = [key for key in keys if count[id(group[key])] > 1]
-        guards.append(ItemGuard(name, group, ["params", *shared], is_new, is_ordered=True))
+        guards.append(
+            ItemGuard(
+                name, group, ["params", *shared], functools.partial(is_new, group), is_ordered=True
+            )
+        )
         kinds += [(dotted(name, k), functools.partial(_kind_at, group, k)) for k in keys]
     return guards, kinds
+
+
+def tensors_in_groups(
+    path: str, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that settings of an optimizer are, with their names."""
+    for i, group in enumerate(optimizer.param_groups):
+        tensors = ((k, each) for k, each in group.items() if isinstance(each, torch.Tensor))
+        yield from ((f"{path}.param_groups.{i}.{key}", tensor) for key, tensor in tensors)
 
 
 def _kind_at(group: Mapping[str, Any], key: str) -> Any:

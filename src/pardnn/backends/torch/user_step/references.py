@@ -77,6 +77,9 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         yield from _ops_named(names_in(value.__code__))
         return
+    if isinstance(value, functools._lru_cache_wrapper):
+        yield "__wrapped__", value.__wrapped__
+        return
     if isinstance(value, torch.library.CustomOpDef):
         yield from ((key, own) for key in _TRACED if (own := getattr(value, key)) is not None)
         return

@@ -173,17 +173,37 @@ def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]
 
 
 def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]:
-    """Group entries by tensor; those of the batch stay apart, as in a later batch they may be."""
+    """Group entries by tensor; those of the batch stay apart from what others than it hold."""
     groups: dict[int, list[Entry]] = {}
     for entry in objects.tensors:
         groups.setdefault(id(entry.value), []).append(entry)
     for group in groups.values():
         passed = [entry for entry in group if entry.argument in batch]
         if passed and _kind(group, batch) in ("input", "buffer"):
-            yield from ([entry] for entry in passed)
+            yield from _given_as_one(passed)
             group = [entry for entry in group if entry.argument not in batch]
         if group:
             yield group
+
+
+def _given_as_one(passed: list[Entry]) -> Iterator[list[Entry]]:
+    """Yield the places of one tensor of the batch; those that a traced step filled are apart."""
+    given = getattr(passed[0].value, "_pardnn_places", None)
+    if given is None:
+        yield passed
+        return
+    if own := [entry for entry in passed if _place(entry.slot) in given]:
+        yield own
+    yield from ([entry] for entry in passed if _place(entry.slot) not in given)
+
+
+def mark_places(placeholder: Any, slots: Iterable[Slot]) -> None:
+    """Let a placeholder tell in which places it was put."""
+    placeholder._pardnn_places = frozenset(map(_place, slots))
+
+
+def _place(slot: Slot | None) -> tuple[Any, ...] | None:
+    return None if slot is None else (id(slot.holder), slot.key, slot.path)
 
 
 def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
@@ -245,7 +265,8 @@ def _kind(group: list[Entry], batch: Sequence[int]) -> SourceKind:
     optimized = [e for e in group if isinstance(e.owner, torch.optim.Optimizer)]
     if any(re.search(r"param_groups\.\d+\.params\.", e.name) for e in optimized):
         return "parameter"
-    if any(isinstance(entry.value, torch.nn.Parameter) for entry in group):
+    is_given = all(entry.argument in batch for entry in group)
+    if any(isinstance(entry.value, torch.nn.Parameter) for entry in group) and not is_given:
         return "parameter"
     if any(isinstance(entry.owner, torch.nn.Module) for entry in group):
         return "buffer"

@@ -1,0 +1,215 @@
+"""Tensors of a batch that are not as those of the capture: strides, classes, one in two places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import assert_leaves_as_eager
+
+Loss = Callable[..., Any]
+
+
+class Marked(torch.Tensor):
+    """A class of a user's."""
+
+
+def training(loss: Loss, model: nn.Module, *batch: Any) -> Any:
+    def step(model: Any, optimizer: Any, *batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = loss(model, *batch)
+        found.backward()
+        optimizer.step()
+        return found
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), *batch), [model]
+
+
+def captures(loss: Loss, model: Callable[[], nn.Module], *batches: tuple[Any, ...]) -> int:
+    """Compare a step with eager ones, with one batch after the other."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        return training(loss, model(), *batches[0])
+
+    def given(i: int) -> dict[int, Any]:
+        return dict(enumerate(batches[i % len(batches)], 2))
+
+    return assert_leaves_as_eager(make, max(2, len(batches)), given=given)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def mean(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def test_one_tensor_twice_is_one_where_it_is() -> None:
+    a, b = torch.ones(5, 4), torch.full((5, 4), 0.5)
+
+    def loss(model: Any, x: Any, more: Any) -> torch.Tensor:
+        weight = (2 if x is more[0] else 1) * (3 if more[0] is more[1] else 1)
+        return mean(model, x) * weight + more[0].sum() + more[1].sum()
+
+    patterns = [(a, (b, b)), (a, (a, b)), (a, (a, a)), (a, (b, a))]
+    assert captures(loss, linear, *patterns) == len(patterns)
+
+
+def test_attention_adds_up_in_eager_s_order_where_keys_are_values() -> None:
+    torch.manual_seed(1)
+    x, y = torch.randn(5, 2, 4), torch.randn(5, 2, 4)
+
+    def loss(model: Any, q: Any, k: Any, v: Any) -> torch.Tensor:
+        return model(q, k, v)[0].square().mean()
+
+    assert captures(loss, lambda: nn.MultiheadAttention(4, 2), (x, x, x), (x, y, y)) == 2
+
+
+def test_a_parameter_may_be_given() -> None:
+    def loss(model: Any, x: Any, y: Any) -> torch.Tensor:
+        return mean(model, x) * (2 if isinstance(y, nn.Parameter) else 1) + y.square().sum()
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        return training(loss, linear(), torch.ones(5, 4), torch.ones(3, requires_grad=True))
+
+    def given(i: int) -> dict[int, Any]:
+        y = torch.full((3,), float(i), requires_grad=True)
+        return {3: nn.Parameter(y) if i else y}
+
+    assert assert_leaves_as_eager(make, given=given) == 2
+
+
+def test_the_model_s_parameter_may_be_given() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = linear()
+        y = torch.ones(3, requires_grad=True)
+
+        def loss(model: Any, x: Any, y: Any) -> torch.Tensor:
+            return mean(model, x) + y.square().sum()
+
+        given.update({0: y.detach().clone().requires_grad_(), 1: model.bias, 2: model.bias})
+        return training(loss, model, torch.ones(5, 4), y)
+
+    given: dict[int, Any] = {}
+    assert assert_leaves_as_eager(make, given=lambda i: {3: given[i]}) == 2
+
+
+def test_strides_are_those_of_each_call() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(5, 4)
+    others = (x, x.t().contiguous().t(), torch.randn(10, 4)[::2], torch.randn(1, 4).expand(5, 4))
+
+    def loss(model: Any, x: Any) -> torch.Tensor:
+        return mean(model, x) * (2.0 if x.is_contiguous() else 3.0) * x.stride(0)
+
+    assert captures(loss, linear, *((each,) for each in others)) == len(others)
+    assert captures(mean, linear, (x,), (torch.randn(7, 4)[:5],)) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_of_either_memory_format(channels: int) -> None:
+    """With one channel only strides of a dim of size 1 tell them apart."""
+    torch.manual_seed(3)
+    x = torch.randn(2, channels, 6, 6)
+    last = torch.empty_strided(x.shape, (36 * channels, 1, 6 * channels, channels)).copy_(x)
+
+    def loss(model: Any, x: Any) -> torch.Tensor:
+        found = model(x)
+        return found.square().mean() * (2 if found.is_contiguous() else 1)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(channels, 3, 3), nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3))
+
+    assert captures(loss, model, (x,), (last,)) == 2
+
+
+def test_hooks_are_those_of_each_call() -> None:
+    x, y = (torch.ones(5, 4, requires_grad=True) for _ in range(2))
+    y.register_hook(lambda gradient: gradient * 10)
+
+    def loss(model: Any, x: Any) -> torch.Tensor:
+        found = mean(model, x)
+        return found + torch.autograd.grad(found, x, create_graph=True)[0].square().sum()
+
+    def make() -> Any:
+        torch.manual_seed(0)
+
+        def step(model: Any, x: Any) -> torch.Tensor:
+            found = torch.autograd.grad(loss(model, x), list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), found, strict=True):
+                    parameter.sub_(gradient, alpha=0.1)
+            return found[0].sum()
+
+        model = linear()
+        return step, (model, x), [model]
+
+    assert assert_leaves_as_eager(make, given=lambda i: {1: y if i % 2 else x}) == 2
+
+
+def with_gradient() -> torch.Tensor:
+    x = torch.ones(5, 4)
+    x.grad = torch.ones(5, 4)
+    return x
+
+
+REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "a Marked": (lambda: torch.ones(5, 4).as_subclass(Marked), "E801"),
+    "computed from": (lambda: torch.ones(5, 4, requires_grad=True) * 2, "E801"),
+    "with a gradient": (with_gradient, "E801"),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_a_tensor_that_is_more_than_its_numbers_is_refused(told: str) -> None:
+    make, code = REFUSED[told]
+    with pytest.raises(UnsupportedError, match=told) as caught:
+        captures(mean, linear, (torch.ones(5, 4),), (make(),))
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("name", ["storage_offset", "untyped_storage", "data_ptr", "_version"])
+def test_where_a_tensor_lies_is_not_asked(name: str) -> None:
+    def asked(model: Any, x: torch.Tensor) -> torch.Tensor:
+        found = {
+            "storage_offset": lambda: x.storage_offset(), "data_ptr": lambda: x.data_ptr(),
+            "untyped_storage": lambda: x.untyped_storage(), "_version": lambda: x._version,
+        }[name]()  # fmt: skip
+        return mean(model, x) * (1 if found is None else 2)
+
+    step, args, _ = training(asked, linear(), torch.ones(5, 4))
+    with pytest.raises(UnsupportedError, match=name) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+
+
+def test_tensors_of_the_step_s_own_may_be_asked() -> None:
+    def loss(model: Any, x: torch.Tensor) -> Any:
+        return mean(model, x) * (1 + torch.cat([x, x])[5:].storage_offset())
+
+    assert captures(loss, linear, (torch.ones(5, 4),)) == 1
+
+
+def test_a_gradient_on_the_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def given(_i: int) -> dict[int, Any]:
+        return {2: torch.ones(5, 4)}
+
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return mean(model, x.requires_grad_())
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        return training(loss, linear(), torch.ones(5, 4))
+
+    assert_leaves_as_eager(make, given=given)
+    assert "does not leave" in caplog.text

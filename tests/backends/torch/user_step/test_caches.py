@@ -1,0 +1,99 @@
+"""What a step does not name: a cache that is cleared, a node that a variable holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.user_step.parameter_guards import held_node
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import assert_leaves_as_eager
+
+
+def captures(weight: Callable[[], Any], between: Callable[[int], Any], steps: int = 5) -> int:
+    """Compare a step whose loss is weighed by `weight()` with eager ones."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * weight()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, optimizer, torch.ones(5, 4)), [model]
+
+    return assert_leaves_as_eager(make, steps, between=lambda i, _args: between(i))
+
+
+@pytest.mark.parametrize("clears", [(), (1, 4), (0, 2, 4)])
+def test_a_cleared_cache_is_filled_with_what_is_read_then(clears: tuple[int, ...]) -> None:
+    config = {"weight": 1.0}
+
+    @functools.lru_cache
+    def scaled(number: int) -> float:
+        return config["weight"] * number
+
+    def between(i: int) -> None:
+        config["weight"] = 1.0 + i
+        if i == 0 or i in clears:
+            scaled.cache_clear()
+
+    captures(lambda: scaled(2), between)
+
+
+def test_a_cache_that_fills_is_no_change() -> None:
+    @functools.cache
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    assert captures(lambda: doubled(2), lambda i: doubled(10 + i)) == 1
+
+
+def test_whether_memory_is_filled_is_that_of_each_call() -> None:
+    settings: Any = torch.utils.deterministic
+    before = settings.fill_uninitialized_memory
+
+    def between(i: int) -> None:
+        settings.fill_uninitialized_memory = i % 2 == 0
+
+    try:
+        assert captures(lambda: 2 if settings.fill_uninitialized_memory else 1, between) == 2
+    finally:
+        settings.fill_uninitialized_memory = before
+
+
+def node_of(tensor: Any) -> Any:
+    """Return the node that adds up the gradient of a leaf."""
+    return tensor.view_as(tensor).grad_fn.next_functions[0][0]
+
+
+def test_a_node_that_a_variable_holds_is_refused() -> None:
+    model, x = nn.Linear(4, 3), torch.ones(5, 4)
+    named = list(model.named_parameters())
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    loss = model(x).sum()  # a graph that is alive refers to the nodes, too
+    assert held_node(named) is None
+    node = node_of(model.bias)
+    node.register_hook(lambda *_: None)
+    assert held_node(named) == "bias"
+    with pytest.raises(UnsupportedError, match="for a hook on it"):
+        capture(step, model, x)
+    del node
+    assert held_node(named) is None
+    loss.backward()

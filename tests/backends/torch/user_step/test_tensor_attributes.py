@@ -1,0 +1,100 @@
+"""Attributes that users set on tensors, and steps read: `weight.lr_mult`, `x.mask`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.backends.torch.stepping import assert_leaves_as_eager
+
+
+def set_on(tensor: Any, **attributes: Any) -> torch.Tensor:
+    for key, value in attributes.items():
+        setattr(tensor, key, value)
+    return tensor
+
+
+def captures(
+    weight: Callable[[Any, Any, Any], Any],
+    between: Callable[[int, Any, Any], Any] = lambda _i, _model, _optimizer: None,
+    x: Callable[[int], torch.Tensor] = lambda i: torch.full((5, 4), 1.0 + i),
+) -> int:
+    """Compare a step whose loss is weighed by `weight(model, optimizer, x)` with eager ones."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        set_on(model[0].weight, mult=1.0, scale=torch.tensor(1.0), steps=[1.0])
+        set_on(model[1].get_buffer("running_mean"), mult=1.0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=set_on(torch.tensor(0.1), mult=1.0))
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * weight(model, optimizer, x)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, optimizer, x(0)), [model]
+
+    def before(i: int, args: Any) -> None:
+        between(i, *args[:2])
+
+    return assert_leaves_as_eager(make, given=lambda i: {2: x(i)}, between=before)
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
+    "of a parameter": (
+        lambda m, o, x: m[0].weight.mult,
+        lambda i, m, o: set_on(m[0].weight, mult=1.0 + i), 3,
+    ),
+    "of a buffer": (
+        lambda m, o, x: m[1].running_mean.mult,
+        lambda i, m, o: set_on(m[1].running_mean, mult=1.0 + i), 3,
+    ),
+    "of a setting": (
+        lambda m, o, x: o.param_groups[0]["lr"].mult,
+        lambda i, m, o: set_on(o.param_groups[0]["lr"], mult=1.0 + i), 3,
+    ),
+    "in a list": (
+        lambda m, o, x: m[0].weight.steps[0],
+        lambda i, m, o: m[0].weight.steps.__setitem__(0, 1.0 + i), 2,
+    ),
+    "that comes": (
+        lambda m, o, x: 2 if hasattr(m[0].bias, "no_decay") else 1,
+        lambda i, m, o: i == 1 and set_on(m[0].bias, no_decay=True), 2,
+    ),
+    "a tensor": (
+        lambda m, o, x: m[0].weight.scale,
+        lambda i, m, o: m[0].weight.scale.fill_(1.0 + i), 1,
+    ),
+    "that is not read": (
+        lambda m, o, x: 1,
+        lambda i, m, o: set_on(m[0].weight, mult=1.0 + i), 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_attributes_of_state(what: str) -> None:
+    weight, between, expected = CASES[what]
+    assert captures(weight, between) == expected
+
+
+def test_attributes_of_a_batch() -> None:
+    def given(i: int) -> torch.Tensor:
+        mask = torch.arange(20.0).view(5, 4) + i
+        return set_on(torch.full((5, 4), 1.0 + i), flag=i == 1, mask=mask)
+
+    assert captures(lambda m, o, x: (x * x.mask).sum() * (2 if x.flag else 1), x=given) == 2
+
+
+def test_a_batch_with_and_without_an_attribute() -> None:
+    def given(i: int) -> torch.Tensor:
+        return set_on(torch.full((5, 4), 1.0 + i), **({"flag": True} if i % 2 else {}))
+
+    assert captures(lambda m, o, x: 2 if hasattr(x, "flag") else 1, x=given) == 2
