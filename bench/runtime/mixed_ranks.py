@@ -1,17 +1,13 @@
-"""Whether plans that are predicted to be faster are measured to be: pieces, and steps in a row.
+"""Whether mixed plans that are predicted to be faster are measured to be.
 
     python -m bench mixed-ranks [--models NAMES] [--ranks 2,4] [--rounds 8] [--output FILE]
 
-Mixed plans: torchrun runs the ranks on two nodes with a slow link between them, network namespaces
-of this machine (`testbed/two_nodes.py`; needs root). Each step is planned for the links and the
-costs that were measured at the start: cut alone (`tofu`), placed alone (`auto-whole`), both with
-the batch whole, and mixed (`auto` with `microbatches=auto`).
-
-Steps in a row: two ranks of this machine, a network that is frozen on one and what is trained on
-the other. The next step can begin before this one is done.
-
-Steps of all ways are taken in turn, twice: the loss of each step read at once, and those of `ROW`
-steps read after the last. The first should take a makespan, the second a period.
+torchrun runs the ranks on two nodes with a slow link between them, network namespaces of this
+machine (`testbed/two_nodes.py`; needs root). Each step is planned for the links and the costs that
+were measured at the start: cut alone (`tofu`), placed alone (`auto-whole`), both with the batch
+whole, and mixed (`auto` with `microbatches=auto`). Steps of all ways are taken in turn, twice: the
+loss of each step read at once, and those of `ROW` steps read after the last. The first should take
+a makespan, the second a period.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -39,18 +34,21 @@ from pardnn.backends.torch.parallelize import parallelize
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
+from pardnn.planner.options import PlanOptions
 from testbed.small_models import Block, classify_step
 
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 #: Steps whose losses are read together.
 ROW = 5
-#: How each way plans: algorithm and pieces.
-WAYS = {"cut": ("tofu", None), "placed": ("auto-whole", None), "mixed": ("auto", "auto")}
-WAYS_IN_A_ROW = {"stages": ("contiguous", None)}
+WAYS = {
+    "cut": PlanOptions(algorithm="tofu", costs="measured", reserve=0.0),
+    "placed": PlanOptions(algorithm="auto-whole", costs="measured", reserve=0.0),
+    "mixed": PlanOptions(microbatches="auto", costs="measured", reserve=0.0),
+}
 
 
 def gpt2() -> Entry:
-    """Return a step of GPT-2, 6 layers of 256, 16 sentences of 32 words."""
+    """Return a step of GPT-2, 6 layers of 256."""
     import transformers
 
     torch.manual_seed(0)
@@ -108,95 +106,17 @@ def resnet() -> Entry:
     return classify_step, (model, optimizer, torch.randn(16, 3, 16, 16), torch.randint(64, (16,)))
 
 
-def frozen() -> Entry:
-    """Return a step of a trained head behind an encoder that is frozen."""
-    torch.manual_seed(0)
-
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layers = [layer for _ in range(12) for layer in (nn.Linear(768, 768), nn.GELU())]
-            self.encoder = nn.Sequential(*layers).requires_grad_(False)
-            head = [layer for _ in range(4) for layer in (nn.Linear(768, 768), nn.GELU())]
-            self.head = nn.Sequential(*head, nn.Linear(768, 64))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Return logits [batch, 64] of x [batch, 768]."""
-            return self.head(self.encoder(x))
-
-    model = Frozen()
-    optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-3)
-    return classify_step, (model, optimizer, torch.randn(256, 768), torch.randint(64, (256,)))
-
-
-def distill_step(student: Any, teacher: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
-    """Train the student to say what the teacher says."""
-    optimizer.zero_grad()
-    with torch.no_grad():
-        wanted = teacher(x).softmax(-1)
-    loss = nn.functional.cross_entropy(student(x), wanted)
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def distilled() -> Entry:
-    """Return a step of a student beside a teacher whose output it needs at its end."""
-    torch.manual_seed(0)
-
-    def made(depth: int) -> nn.Module:
-        layers = [layer for _ in range(depth) for layer in (nn.Linear(768, 768), nn.GELU())]
-        return nn.Sequential(*layers, nn.Linear(768, 64))
-
-    student, teacher = made(5), made(14)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
-    return distill_step, (student, teacher, optimizer, torch.randn(256, 768))
-
-
-def features_step(encoder: Any, head: Any, optimizer: Any, *batch: torch.Tensor) -> torch.Tensor:
-    """Train a classifier on features of an image encoder."""
-    optimizer.zero_grad()
-    with torch.no_grad():
-        features = encoder(batch[0])
-    loss = nn.functional.cross_entropy(head(features), batch[1])
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def features() -> Entry:
-    """Return a step of a perceptron on features of convolutions that are not trained."""
-    torch.manual_seed(0)
-    encoder = nn.Sequential(
-        nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 128, 3, 1, 1), nn.ReLU(),
-        nn.Conv2d(128, 128, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(),
-    )  # fmt: skip
-    head = nn.Sequential(nn.Linear(2048, 768), nn.GELU(), nn.Linear(768, 64))
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
-    batch = torch.randn(32, 3, 32, 32), torch.randint(64, (32,))
-    return features_step, (encoder, head, optimizer, *batch)
-
-
-MIXED: dict[str, Callable[[], Entry]] = {
+MODELS: dict[str, Callable[[], Entry]] = {
     "gpt2": gpt2, "llama": llama, "mlp": mlp, "resnet": resnet,
 }  # fmt: skip
-IN_A_ROW: dict[str, Callable[[], Entry]] = {
-    "frozen": frozen, "distilled": distilled, "features": features,
-}  # fmt: skip
-MODELS = MIXED | IN_A_ROW
 
 
-def ways_of(model: str) -> dict[str, tuple[str, Any]]:
-    """Return how a model's step is planned."""
-    return WAYS if model in MIXED else WAYS_IN_A_ROW
-
-
-def planned(way: str, how: tuple[str, Any], found: list[Any], kept: dict[str, Any]) -> Any:
+def planned(way: str, options: PlanOptions, found: list[Any], kept: dict[str, Any]) -> Any:
     """Return what plans in a way on rank 0, and keeps what is predicted.
 
     Args:
         way: Its name.
-        how: Algorithm and pieces.
+        options: Of planning.
         found: The measured cluster.
         kept: Takes the predictions.
     """
@@ -204,12 +124,7 @@ def planned(way: str, how: tuple[str, Any], found: list[Any], kept: dict[str, An
     def decide(graph: Graph, _: int, state: StateInPlace | None) -> Plan:
         from pardnn.api.simulate import simulate
         from pardnn.planner.next_plan import next_plan
-        from pardnn.planner.options import PlanOptions
 
-        algorithm, pieces = how
-        options = PlanOptions(
-            algorithm=algorithm, microbatches=pieces, costs="measured", reserve=0.0
-        )
         begin = time.perf_counter()
         plan = next_plan(graph, found[0].cluster, options, None, state)
         named = dataclasses.replace(plan, cluster=found[0].cluster, checksum=None)
@@ -233,11 +148,11 @@ def rank_main(name: str, rounds: int) -> None:
     found: list[Any] = []
     steps: dict[str, Any] = {}
     kept: dict[str, Any] = {}
-    for way, how in ways_of(name).items():
+    for way, options in WAYS.items():
         step, args = MODELS[name]()
         batch = tuple(each for each in args if isinstance(each, torch.Tensor))
         fast = parallelize(
-            step, *args, decide=planned(way, how, found, kept), timeout=300, device="cpu",
+            step, *args, decide=planned(way, options, found, kept), timeout=300, device="cpu",
             on_cluster=found.append,
         )  # fmt: skip
         steps[way] = lambda fast=fast, batch=batch: fast(*batch)
@@ -296,9 +211,10 @@ def verdicts(reports: Sequence[dict[str, Any]]) -> list[str]:
     for found in reports:
         plans, taken, row = found["plans"], found["taken_s"], found["in_a_row_s"]
         name = f"{found['model']} on {found['ranks']} ranks"
-        if "mixed" in plans and (predicted := gain(plans, "makespan_s")) >= 1.1:
-            better = min(("cut", "placed"), key=lambda way: plans[way]["makespan_s"])
-            seen = statistics.median(taken[better]) / statistics.median(taken["mixed"])
+        if (predicted := gain(plans, "makespan_s")) >= 1.1:
+            middle = {way: statistics.median(seconds) for way, seconds in taken.items()}
+            better = min(("cut", "placed"), key=middle.__getitem__)
+            seen = middle[better] / middle["mixed"]
             told[0] += 1
             right[0] += seen > 1
             lines.append(f"- {name}: mixed is {seen:.2f} times as fast as {better}, "
@@ -364,27 +280,20 @@ def main(arguments: list[str]) -> None:
         "# Mixed plans and steps in a row, measured\n\nMilliseconds of a step; "
         f"{datetime.datetime.now(tz=datetime.UTC).date()}, {platform.machine()}, "
         f"{os.cpu_count()} cores, torch {torch.__version__}, gloo, one thread a rank, rounds of "
-        f"{ROW} steps; mixed plans: half of the ranks in each of two network namespaces with "
-        f"{link} each way between them; stages: two ranks of this machine. Makespan: the loss of "
-        "each step "
-        "is read; period: those of a row after its last step. "
+        f"{ROW} steps; half of the ranks in each of two network namespaces with {link} each way "
+        "between them. Makespan: the loss of each step is read; period: those of a row after its "
+        "last step. "
     )
     for ranks in map(int, options.ranks.split(",")):
         for name in options.models.split(","):
             script = ["-m", "bench", "mixed-ranks", "--models", name]
             script += ["--rounds", str(options.rounds)]
             load = os.getloadavg()[0]
-            if name in MIXED:
-                with two_nodes(bandwidth=options.bandwidth, latency=options.latency) as nodes:
-                    done = nodes.torchrun(script, per_node=ranks // 2, limit_s=900)
-                if any(each.status for each in done):
-                    sys.exit("\n".join(each.err[-6000:] for each in done))
-                text = done[0].out
-            else:
-                run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-                run += ["--nproc-per-node", str(ranks), *script]
-                text = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found = json.loads(text.splitlines()[-1])
+            with two_nodes(bandwidth=options.bandwidth, latency=options.latency) as nodes:
+                done = nodes.torchrun(script, per_node=ranks // 2, limit_s=900)
+            if any(each.status for each in done):
+                sys.exit("\n".join(each.err[-6000:] for each in done))
+            found = json.loads(done[0].out.splitlines()[-1])
             case = {"model": name, "ranks": ranks, "load": load, "rounds": options.rounds}
             reports = [old for old in reports if (old["model"], old["ranks"]) != (name, ranks)]
             reports.append(case | found)
