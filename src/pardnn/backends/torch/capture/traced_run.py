@@ -158,8 +158,7 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    unseen, is_first = unseen_states(objects), chosen.is_first
-    spaces = namespaces(objects)
+    unseen, spaces, is_first = unseen_states(objects), namespaces(objects), chosen.is_first
     classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))

@@ -220,8 +220,7 @@ class Guards:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
-            yield from tensors_in_groups(path, value)
-            yield from self._classes_of(value)
+            yield from (*tensors_in_groups(path, value), *self._classes_of(value))
         elif isinstance(value, torch.amp.GradScaler):
             yield from self._scaler(path, value)
         elif isinstance(value, _BOUND):
@@ -230,9 +229,8 @@ class Guards:
             yield from self._module(path, value)
         elif isinstance(value, dict | list | collections.deque):
             yield from self._container(path, value, _any_key)
-            if isinstance(value, collections.OrderedDict) and all(
-                isinstance(key, PLAIN) for key in value
-            ):
+            is_ordered = isinstance(value, collections.OrderedDict)
+            if is_ordered and all(isinstance(key, PLAIN) for key in value):
                 self._contents.add(path, value)  # `move_to_end` is no change of an item
         elif has_content(value):
             self._contents.add(path, value)
@@ -241,9 +239,8 @@ class Guards:
         elif (asked := asked_of(path, value)) is not None:
             self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):
-            get = functools.partial(value.get, None)
-            self._attributes.add(f"{path}.get()", get)
-            yield f"{path}.get()", get()
+            self._attributes.add(f"{path}.get()", functools.partial(value.get, None))
+            yield f"{path}.get()", value.get(None)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
         elif isinstance(value, types.MethodType):
