@@ -58,7 +58,9 @@ def test_other_code_in_a_library_is_named(name: str, monkeypatch: pytest.MonkeyP
 
 def test_what_no_step_uses_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     step, args = telling(lambda loss, model: None)
+    monkeypatch.delattr(torch.Tensor, "__slotnames__", raising=False)
     guards = Guards(step, args, (2, 3))
+    monkeypatch.setattr(torch.Tensor, "__slotnames__", [], raising=False)  # as saving a tensor does
     monkeypatch.setattr(torch.Tensor, "cauchy_", None)
     monkeypatch.setattr(nn.Tanh, "something_new", 1, raising=False)
     assert guards.changes({}) == []

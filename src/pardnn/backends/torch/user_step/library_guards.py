@@ -95,7 +95,9 @@ def _of_class(kind: type, used: UsedNames) -> ItemGuard:
         return isinstance(key, str) and (key in used.names or runs_unnamed(key))
 
     def is_new(key: object) -> bool:
-        return key not in known and is_run(key)
+        # `copyreg` keeps a list in a class whose objects are pickled, `__slotnames__`.
+        is_data = not (key in used.names or _is_method(vars(kind).get(key)))  # type: ignore[arg-type]
+        return key not in known and is_run(key) and not is_data
 
     methods = [key for key, x in vars(kind).items() if _is_method(x) and is_run(key)]
     values = [k for k, x in vars(kind).items() if isinstance(x, VALUES) and k in used.of_users]
