@@ -225,6 +225,17 @@ def test_beside_second_calls_as_few_states_are_on_the_host_as_are_needed(
     assert moved[-1] < moved[0]
 
 
+def test_without_state_that_may_go_second_calls_are_looked_for_alone() -> None:
+    """SGD has none: a step that does not fit is refused, one that does is planned."""
+    graph = trained(layers=6, count=0)
+    with pytest.raises(InfeasibleError, match="E301"):
+        whole(graph, 8_000)
+    plans = [whole(graph, 24_000, offload=offload) for offload in (False, True)]
+    assert plans[0].recompute
+    assert plans[0].recompute == plans[1].recompute
+    assert not plans[1].offload
+
+
 def test_what_is_faster_of_second_calls_and_state_on_the_host_is_taken() -> None:
     """A copy takes 10 us and a call 1 ms, so where the host is enough, no op runs twice."""
     graph = trained(layers=3, count=6)

@@ -51,7 +51,7 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
     stays, movable = _movable(problem)
     if not placing:
         return decide_cut_offloaded(problem, names, decide, stays)
-    if problem.options.recompute:
+    if problem.options.recompute and movable:
         return _beside_second_calls(problem, names, decide, stays, movable)
 
     def tried(count: int) -> Outcome | None:
