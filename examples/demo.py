@@ -14,7 +14,7 @@ from pardnn.api.draw import draw_plan
 from pardnn.api.profile import profiled_links, ranks_named
 from pardnn.api.run import run_checked
 from pardnn.backends.entry_point import load_entry_point
-from pardnn.cluster import Cluster
+from pardnn.cluster import MEASURED_LINKS, Cluster
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import plan_arrays
 from pardnn.planner.costs import costs_for
@@ -44,7 +44,7 @@ def main() -> None:
     links = profiled_links()  # between two ranks of this machine
     cluster = Cluster.uniform(
         DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s,
-        links="serial", named=ranks_named(),
+        links=MEASURED_LINKS, named=ranks_named(),
     )  # fmt: skip
     # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
     plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))

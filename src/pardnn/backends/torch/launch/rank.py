@@ -51,8 +51,6 @@ from pardnn.plan.file import read_plan
 GRACE_S = 6.0
 #: How often rank 0 tells how far the training is, seconds: a small file takes some 50 us.
 TOLD_S = 0.5
-
-
 NO_ROOM = (
     "the limit has no room for freed tensors below 2 MiB to stay in the heap: each gets fresh "
     "pages, and steps take longer than predicted"
@@ -129,8 +127,7 @@ def _told(executor: Executor) -> dict[str, Any]:
 
 def _chosen_heap(program: Program, rank: int, limit: int | None, device: torch.device) -> list[str]:
     """Let freed tensors stay in the heap if there is room; return a note if a CPU has none."""
-    small, large = program.small_peaks[rank], program.large_peaks[rank]
-    has_room = memory_limits.choose_heap(small, large, limit)
+    has_room = memory_limits.choose_heap(*program.block_peaks[rank], limit)
     return [] if has_room or device.type == "cuda" else [NO_ROOM]
 
 

@@ -32,8 +32,8 @@ class Program:
         loss: The op that marks the loss, which an evaluation does not have; None if the graph has
             no such op.
         peaks: Predicted peak bytes of each rank.
-        small_peaks: Of them, the peak of blocks that may stay in the heap when they are freed.
-        large_peaks: The peak of all other blocks.
+        block_peaks: Of each rank, the peak of blocks that may stay in the heap when they are
+            freed, and that of all others.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
@@ -57,8 +57,9 @@ class Program:
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = graph.loss_op
         self.peaks = peak_bytes(graph, arrays)
-        self.small_peaks = peak_bytes(graph, arrays, below=SMALL_BYTES)
-        self.large_peaks = peak_bytes(graph, arrays, least=SMALL_BYTES)
+        small = peak_bytes(graph, arrays, below=SMALL_BYTES)
+        large = peak_bytes(graph, arrays, least=SMALL_BYTES)
+        self.block_peaks = list(zip(small, large, strict=True))
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)

@@ -149,10 +149,8 @@ class Maker:
                 executor = self._executors[mark] = prepare(program, world, self._history, key)
                 cluster = program.plan.cluster
                 executor.limit_bytes = cluster.devices[world.rank].memory if cluster else None
-                memory_limits.choose_heap(
-                    program.small_peaks[world.rank], program.large_peaks[world.rank],
-                    executor.limit_bytes,
-                )  # fmt: skip
+                peaks = program.block_peaks[world.rank]
+                memory_limits.choose_heap(*peaks, executor.limit_bytes)
         self._is_first = False
         text = told(changes) or "the values of the first call"
         return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)

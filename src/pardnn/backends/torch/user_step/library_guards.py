@@ -91,13 +91,13 @@ def _keys(module: types.ModuleType, used: UsedNames, *, is_named: bool) -> list[
 def _of_class(kind: type, used: UsedNames) -> ItemGuard:
     known = frozenset(vars(kind))
 
-    def is_run(key: object) -> bool:
-        return isinstance(key, str) and (key in used.names or runs_unnamed(key))
+    def is_run(key: str) -> bool:
+        return key in used.names or runs_unnamed(key)
 
-    def is_new(key: object) -> bool:
-        # `copyreg` keeps a list in a class whose objects are pickled, `__slotnames__`.
-        is_data = not (key in used.names or _is_method(vars(kind).get(key)))  # type: ignore[arg-type]
-        return key not in known and is_run(key) and not is_data
+    def is_new(key: str) -> bool:
+        # Methods: `copyreg` keeps a list in a class whose objects are pickled, `__slotnames__`.
+        is_read = key in used.names or (is_run(key) and _is_method(vars(kind)[key]))
+        return key not in known and is_read
 
     methods = [key for key, x in vars(kind).items() if _is_method(x) and is_run(key)]
     values = [k for k, x in vars(kind).items() if isinstance(x, VALUES) and k in used.of_users]
