@@ -75,35 +75,36 @@ def language_step(model, optimizer, tokens):
     return loss
 
 
-def _language(model, length, batch_size):
+def _language(model, length, batch_size, words=500):
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3)
-    return language_step, (model, optimizer, torch.randint(500, (batch_size, length)))
+    return language_step, (model, optimizer, torch.randint(words, (batch_size, length)))
 
 
-def hf_gpt2(batch_size=4):
-    """GPT-2, 3 layers of 128."""
+def hf_gpt2(batch_size=4, layers=3, width=128, words=500, length=64):
+    """GPT-2, 3 layers of 128 unless said otherwise."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        n_layer=3, n_head=4, n_embd=128, vocab_size=500, n_positions=64, bos_token_id=0,
-        eos_token_id=0,
+        n_layer=layers, n_head=4, n_embd=width, vocab_size=words, n_positions=length,
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"
-    return _language(model, 64, batch_size)
+    return _language(model, length, batch_size, words)
 
 
-def hf_llama(batch_size=4):
-    """Llama, 3 layers of 128."""
+def hf_llama(batch_size=4, layers=3, width=128, words=500, length=64):
+    """Llama, 3 layers of 128 unless said otherwise."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=4, vocab_size=500, max_position_embeddings=64,
+        hidden_size=width, intermediate_size=43 * width // 16, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=4, vocab_size=words,
+        max_position_embeddings=length,
     )  # fmt: skip
-    return _language(transformers.LlamaForCausalLM(config), 64, batch_size)
+    return _language(transformers.LlamaForCausalLM(config), length, batch_size, words)
 
 
 def hf_bert(batch_size=4):

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.runtime.fidelity_models import language_step
+from bench.runtime.fidelity_models import hf_gpt2, hf_llama
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -45,35 +45,6 @@ WAYS = {
     "placed": PlanOptions(algorithm="auto-whole", costs="measured", reserve=0.0),
     "mixed": PlanOptions(microbatches="auto", costs="measured", reserve=0.0),
 }
-
-
-def gpt2() -> Entry:
-    """Return a step of GPT-2, 6 layers of 256."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=6, n_head=4, n_embd=256, vocab_size=512, n_positions=32, bos_token_id=0,
-        eos_token_id=0,
-    )  # fmt: skip
-    model = transformers.GPT2LMHeadModel(config).train()
-    model.loss_type = "ForCausalLM"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return language_step, (model, optimizer, torch.randint(512, (16, 32)))
-
-
-def llama() -> Entry:
-    """Return a step of Llama, 6 layers of 256, 16 sentences of 32 words."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=256, intermediate_size=688, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=4, vocab_size=512, max_position_embeddings=32,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return language_step, (model, optimizer, torch.randint(512, (16, 32)))
 
 
 def mlp() -> Entry:
@@ -107,7 +78,9 @@ def resnet() -> Entry:
 
 
 MODELS: dict[str, Callable[[], Entry]] = {
-    "gpt2": gpt2, "llama": llama, "mlp": mlp, "resnet": resnet,
+    "gpt2": lambda: hf_gpt2(16, layers=6, width=256, words=512, length=32),
+    "llama": lambda: hf_llama(16, layers=6, width=256, words=512, length=32),
+    "mlp": mlp, "resnet": resnet,
 }  # fmt: skip
 
 

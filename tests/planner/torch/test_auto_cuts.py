@@ -129,42 +129,49 @@ def test_what_devices_hold_is_known_before_partitioning(algorithm: str) -> None:
     assert memory.held_bytes(graph, legal) == complete._held(planned_graph(graph, plan), plan)
 
 
-@pytest.mark.parametrize("room", [-1, 0])
-def test_a_cut_that_holds_too_much_is_not_partitioned(
-    monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+def ended_under(
+    monkeypatch: pytest.MonkeyPatch, limit: int, sort: type[BaseException]
+) -> tuple[BaseException, Problem]:
+    """Return what ends `data-parallel` on four devices of so many bytes, and what was planned.
+
+    Partitioning ends it with an AssertionError.
+    """
+
     def partitioned(*_: object, **__: object) -> Plan:
         raise AssertionError
 
     graph, cluster = captured(many_samples), Cluster.uniform(4)
     sharding = SHARDED["data-parallel"](graph, cluster)
-    held = 3 * (256 * 256 + 256) * 4  # three layers in single precision, on every device
-    limited = Cluster.uniform(4, memory=held + room)
+    limited = Cluster.uniform(4, memory=limit)
     problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
     monkeypatch.setattr(complete, "spmd_partition", partitioned)
-    monkeypatch.setattr(memory, "least_peaks", lambda *_: [0] * 4)
-    with pytest.raises(InfeasibleError if room < 0 else AssertionError) as caught:
+    with pytest.raises(sort) as caught:
         complete.plan_of_sharding(problem, sharding, unless_above=1.0)
-    assert (f"device 0 holds {held} bytes of parameters" in str(caught.value)) == (room < 0)
+    return caught.value, problem
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+def test_a_cut_that_holds_too_much_is_not_partitioned(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    held = 3 * (256 * 256 + 256) * 4  # three layers in single precision, on every device
+    monkeypatch.setattr(memory, "least_peaks", lambda *_: [0] * 4)
+    sort = InfeasibleError if room < 0 else AssertionError
+    error, _ = ended_under(monkeypatch, held + room, sort)
+    assert (f"device 0 holds {held} bytes of parameters" in str(error)) == (room < 0)
 
 
 @pytest.mark.parametrize("room", [-1, 0])
 def test_a_cut_whose_activations_do_not_fit_is_not_partitioned(
     monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    def partitioned(*_: object, **__: object) -> Plan:
-        raise AssertionError
-
-    graph, cluster = captured(many_samples), Cluster.uniform(4)
-    sharding = SHARDED["data-parallel"](graph, cluster)
-    legal = legalize(graph, sharding)
+    graph = captured(many_samples)
+    legal = legalize(graph, SHARDED["data-parallel"](graph, Cluster.uniform(4)))
     least = memory.held_bytes(graph, legal)[0] + least_peaks(graph, legal)[0]
-    limited = Cluster.uniform(4, memory=least + room)
-    problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
-    monkeypatch.setattr(complete, "spmd_partition", partitioned)
-    with pytest.raises(InfeasibleError if room < 0 else AssertionError) as caught:
-        complete.plan_of_sharding(problem, sharding, unless_above=1.0)
+    sort = InfeasibleError if room < 0 else AssertionError
+    error, problem = ended_under(monkeypatch, least + room, sort)
     if room < 0:
-        assert f"device 0 holds {least} bytes at once, or more" in str(caught.value)
-        assert caught.value.details["peak_bytes"] == least
+        assert isinstance(error, InfeasibleError)
+        assert f"device 0 holds {least} bytes at once, or more" in str(error)
+        assert error.details["peak_bytes"] == least
         assert problem.log.partitioned_ops == 0
