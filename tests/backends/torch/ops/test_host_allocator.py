@@ -4,16 +4,23 @@ import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pardnn.backends.large_pages import LARGE_PAGES
+from pardnn.backends.torch.launch import rank
 from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.op_times import machine_of
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.memory_limits import data_bytes
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.plan import Plan
 
 linux_glibc = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"),
@@ -131,6 +138,42 @@ def test_a_heap_is_left_alone_where_a_limit_has_room_for_it(
     bytes_limit = None if limit is None else limit << 20
     assert memory_limits.choose_heap(small << 20, large << 20, bytes_limit) == has_room
     assert told == [has_room]
+
+
+def test_a_program_tells_the_peaks_of_small_and_large_blocks() -> None:
+    """Of 1 MiB, of 2 MiB, which is large, and of 1 MiB again: never two small ones at once."""
+
+    def op(name: str, mib: int, *inputs: str) -> Op:
+        made = Tensor(name=name, bytes=mib << 20, shape=(mib << 18,), dtype="float32")
+        kind = "aten.neg.default" if inputs else "input"
+        return Op(name=name, kind=kind, inputs=inputs, outputs=(made,),
+                  arguments={"args": [{"tensor": each} for each in inputs]})  # fmt: skip
+
+    graph = build_graph("blocks", [op("x", 1), op("y", 2, "x"), op("z", 1, "y")])
+    plan = Plan(placement=dict.fromkeys("xyz", 0), order=(("x", "y", "z"),), messages=())
+    program = Program(graph, plan)
+    assert program.peaks == [3 << 20]
+    assert program.block_peaks == [(1 << 20, 2 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("has_room", "device", "is_told"),
+    [(True, "cpu", False), (False, "cpu", True), (False, "cuda", False)],
+)
+def test_a_rank_tells_that_its_heap_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, has_room: bool, device: str, is_told: bool
+) -> None:
+    asked = list[tuple[int, ...]]()
+
+    def choose(*peaks_and_limit: int) -> bool:
+        asked.append(peaks_and_limit)
+        return has_room
+
+    monkeypatch.setattr(memory_limits, "choose_heap", choose)
+    program: Any = SimpleNamespace(block_peaks=[(1, 2), (3, 4)])
+    notes = rank._chosen_heap(program, 1, 5, torch.device(device))
+    assert notes == ([rank.NO_ROOM] if is_told else [])
+    assert asked == [(3, 4, 5)]
 
 
 @linux_glibc
