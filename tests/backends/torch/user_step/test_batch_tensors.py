@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.runtime.input_checks import BatchTensors
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager
 
@@ -213,3 +214,13 @@ def test_a_gradient_on_the_batch_is_told(caplog: pytest.LogCaptureFixture) -> No
 
     assert_leaves_as_eager(make, given=given)
     assert "does not leave" in caplog.text
+
+
+def test_a_tensor_that_the_model_holds_is_no_other_batch() -> None:
+    given, held = torch.zeros(2), torch.zeros(2)
+    tensors = BatchTensors({"x": given})
+    tensors.watch({"x": given}, {id(held): "model.weight"}, lambda _name: False)
+    assert not list(tensors.changes({"x": torch.zeros(2)}))
+    (change,) = tensors.changes({"x": held})
+    assert (change.name, change.then) == ("x", "a tensor of its own")
+    assert change.now == "the same tensor as model.weight"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.parameter_guards import tensors_of_groups
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import Entry, assert_leaves_as_eager, parallelize
 
@@ -120,3 +121,15 @@ def test_the_order_of_a_batch_is_that_of_each_call() -> None:
 
     orders = [{"x": x, "y": y}, {"y": y, "x": x}]
     assert assert_leaves_as_eager(make, given=lambda i: {1: orders[i % 2]}) == 2
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_key_that_a_step_sets_in_a_group_is_its_own(is_own: bool) -> None:
+    """Lamb counts in `group["step"]`, from the first step on."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    group = optimizer.param_groups[0]
+    written = {(id(group), "step")} if is_own else set[tuple[int, str]]()
+    guards, _ = tensors_of_groups("optimizer", optimizer, {"step"}, written)
+    group["step"] = 1
+    changes = [change.name for guard in guards for change in guard.changes()]
+    assert changes == ([] if is_own else ["optimizer.param_groups.0.step"])
