@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -63,8 +64,6 @@ def run_cell(cell: Cell, root: Path, folder: Path) -> Seen:
         root: Of the checkpoints, which hold a step: each cell goes on from the one before.
         folder: For temporary files, empty.
     """
-    # As under torchrun: the store outlives every rank.
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     marker = folder / "fault"
 
     def fail() -> None:
@@ -76,14 +75,39 @@ def run_cell(cell: Cell, root: Path, folder: Path) -> Seen:
     def body(rank: int, _store: str) -> None:
         os.environ |= {
             "RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True",
         }  # fmt: skip
         tempfile.tempdir = str(folder)
         _trained(root, cell.phase if rank == cell.rank else "", fail)
 
-    outcomes = run_ranks(SIZE, body, limit_s=TIMEOUT_S + 40, victim=cell.rank)
+    with _agent_store() as port:
+        outcomes = run_ranks(SIZE, body, limit_s=TIMEOUT_S + 40, victim=cell.rank)
     took = time.time() - float(marker.read_text()) if marker.exists() else -1.0
     return _seen(cell, outcomes, took, root, folder)
+
+
+@contextlib.contextmanager
+def _agent_store() -> Iterator[str]:
+    """Yield the port of a store that outlives every rank, as torchrun's does.
+
+    A process of its own has it: a rank that is forked beside the store's threads may get a lock
+    that one of them holds (1 of 200 cells hung as it connected).
+    """
+    told, tell = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(tell, str(store.port).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    try:
+        yield os.read(told, 8).decode()
+    finally:
+        os.close(told)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _trained(root: Path, phase: str, fail: Callable[[], None]) -> None:

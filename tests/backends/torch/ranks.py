@@ -69,8 +69,8 @@ def run_ranks(
 ) -> list[Outcome]:
     """Fork `size` ranks, run `body(rank, store_path)` in each, and return how each ended.
 
-    `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None; so is
-    `victim` once all others have ended.
+    `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None, and
+    `crash` says where it was; so is `victim` once all others have ended.
     """
     _load_planner()
     with tempfile.TemporaryDirectory() as directory:
@@ -112,6 +112,7 @@ def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) ->
     status = 99
     try:
         faulthandler.enable(crash)
+        faulthandler.register(signal.SIGUSR1, crash, chain=False)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         try:
@@ -144,6 +145,9 @@ def _ended(
             if done:
                 ends[pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
             elif time.monotonic() > deadline or (pid == victim and len(ends) == len(pids) - 1):
+                if pid != victim:
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(0.1)
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 ends[pid] = (None, time.monotonic())
