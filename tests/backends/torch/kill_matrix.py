@@ -96,7 +96,7 @@ def _agent_store() -> Iterator[str]:
     told, tell = os.pipe()
     if not (pid := os.fork()):
         try:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
             os.write(tell, str(store.port).encode())
             signal.pause()
         finally:
