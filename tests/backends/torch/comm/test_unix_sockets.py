@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,39 @@ def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> No
                 channel.receive(spec)
             values.append((spec.number, channel.wait(spec)))
         return all(value is None or bool((value == number).all()) for number, value in values)
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value is True, outcome.error
+
+
+def test_messages_move_beside_a_long_op() -> None:
+    """A sender that must let go of its tensors does not wait until the receiver's op ends."""
+
+    def body(rank: int, store: str) -> bool:
+        channel, left = connect(rank, 2, store, 5.0).channel, Path(store).with_name("left")
+        assert channel is not None
+        assert channel.local is not None
+        size = channel.local.limit_bytes
+        specs = [spec_of(i, 0, size) for i in range(9)]  # more than the buffers hold
+        for spec in specs:
+            if rank == 0:
+                channel.send(spec, filled(size, spec.number))
+            else:
+                channel.allocate(spec)
+                channel.receive(spec)
+
+        def op(_env: object) -> None:
+            end = time.monotonic() + 4.0
+            while not left.exists() and time.monotonic() < end:
+                time.sleep(0.01)
+
+        if rank == 1:
+            channel.moving_beside(op)({})
+            return left.exists() and all(bool((channel.wait(s) == s.number).all()) for s in specs)
+        for spec in specs:
+            channel.wait(spec)
+        left.touch()
+        return True
 
     for outcome in run_ranks(2, body):
         assert outcome.value is True, outcome.error

@@ -8,6 +8,8 @@ import torch
 
 from pardnn.api.run import shared_cores_seconds
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.comm import unix_sockets
+from pardnn.backends.torch.profile import link_times
 from pardnn.backends.torch.profile import op_times as module
 from pardnn.backends.torch.profile.link_times import cached_links, measure_links
 from pardnn.backends.torch.profile.op_times import machine_of, profile_graph
@@ -23,6 +25,7 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from tests.backends.torch import models
+from tests.backends.torch.ranks import run_ranks
 from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 from tests.long_cases import long_but
 
@@ -249,6 +252,21 @@ def test_local_links_are_measured_and_kept(tmp_path):
         assert 1e7 < fit.bandwidth < 1e12
     assert 1e-6 < found.posting < 1e-2
     assert 0.0 <= found.waking < 1e-1
+
+
+def test_links_are_measured_where_buffers_hold_little() -> None:
+    """Most machines allow 208 KiB a buffer: ranks waited for each other for ever (E701)."""
+
+    def body(rank: int, store: str) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(unix_sockets, "BUFFER_BYTES", 1 << 14)
+            for name, few in (("SIZE_SECONDS", 0.0), ("ROUNDS", 2)):
+                patch.setattr(link_times, name, few)
+            return sorted(link_times._bounce(f"{store}-links", rank, 10.0))
+
+    outcomes = run_ranks(2, body, limit_s=20.0)
+    wanted = sorted(f"{kind}{size}" for kind, sizes in link_times._SIZES.items() for size in sizes)
+    assert [outcome.value for outcome in outcomes] == [wanted, wanted], outcomes
 
 
 def test_a_step_on_shared_cores_is_predicted_once_messages_and_calls_are_measured(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.runtime.executor import LONG_OP_S
 from pardnn.backends.torch.runtime.memory_meter import live_bytes
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.plan.actions import Compute
 from pardnn.plan.memory import memory_profiles
 from pardnn.plan.plan import plan_arrays
 from tests.backends.torch import models
@@ -139,6 +142,29 @@ def test_memory_is_released_where_the_plan_says() -> None:
         assert len(outcome.value) == len(curves[outcome.rank])
         for measured, predicted in zip(outcome.value, curves[outcome.rank], strict=True):
             assert predicted - 8 * len(host) <= measured <= predicted
+
+
+def test_messages_move_beside_ops_that_took_long_in_the_first_step() -> None:
+    program = Program(captured(perceptron), random_plan(captured(perceptron), 2, seed=1))
+
+    def body(rank: int, store: str) -> list[bool]:
+        executor, binding, _ = executor_of(perceptron, program, rank, store)
+        assert executor.world.channel is not None
+        ops = [i for i, each in enumerate(executor._actions) if isinstance(each, Compute)]
+        long, short = ops[-2:]
+        call = executor._calls[long]
+
+        def slow(env: dict[str, Any]) -> None:
+            time.sleep(2 * LONG_OP_S)
+            call(env)
+
+        executor._calls[long] = slow
+        before = list(executor._calls)
+        executor.step(binding.batch_inputs(binding.example()))
+        return [executor._calls[i] is before[i] for i in (long, short)]
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value == [False, True], outcome.error
 
 
 def test_a_changed_setting_is_refused() -> None:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import time
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -54,6 +55,14 @@ class Note(NamedTuple):
     step: int
     event: str
     spec: MessageSpec
+
+
+class WaitSoFar(NamedTuple):
+    """A wait that has not ended: for which rank, since how long, and at what, for people."""
+
+    peer: int
+    seconds: float
+    text: str
 
 
 class Channel:
@@ -222,6 +231,29 @@ class Channel:
         elif self._staged:
             buffer.view(-1).view(torch.uint8).copy_(pending.held[0])
         return received(spec, buffer)
+
+    def moving_beside(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return a call beside which messages of this rank move: peers may wait for them."""
+        local = self.local
+        if local is None:
+            return call
+
+        def beside(env: Any) -> None:
+            with local.moving():
+                call(env)
+
+        return beside
+
+    def waits(self) -> WaitSoFar | None:
+        """Return what this rank waits for now; other threads may ask."""
+        if (waiting := self.waiting) is None:
+            return None
+        spec, since = waiting
+        is_receiver = spec.target == self.rank
+        peer, op = (spec.source, spec.consumer) if is_receiver else (spec.target, spec.producer)
+        seconds, verb = time.monotonic() - since, "for" if is_receiver else "to hand over"
+        text = f"waiting {verb} {spec_text(spec)} since {seconds:.1f} s, at op {shown(op)}"
+        return WaitSoFar(peer, seconds, text)
 
     def _moved(self, work: Transfer) -> bool:
         """Move what can be moved without waiting; return whether the message is done."""

@@ -224,10 +224,12 @@ def _busy(end: End, compute: _Work, size: int) -> tuple[list[float], list[float]
         for _ in range(ROUNDS):
             buffer = torch.ones(size, dtype=torch.uint8)
             compute()
-            sent.append(timed(functools.partial(end.send, mine, buffer)))
+            sending = timed(functools.partial(channel.send, mine, buffer))
             for _ in range(_MEANWHILE):
                 compute()
             posted.append(timed(post))
+            # After the post: a message that no socket carries leaves only when both ends wait.
+            sent.append(sending + timed(functools.partial(channel.wait, mine)))
             taken.append(timed(functools.partial(channel.wait, theirs)))
     return sent, posted, taken
 

@@ -48,6 +48,9 @@ from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
 from pardnn.plan.state_layout import shard_of
 
+#: Seconds of an op in the first step from which on a thread moves messages beside it. The thread
+#: takes 0.1 ms to start.
+LONG_OP_S = 3e-3
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
 #: A rank's step as generated code: see `codegen.rank_code`.
@@ -300,12 +303,15 @@ class Executor:
     def _run_measured(self) -> None:
         env, meter = self._env, MemoryMeter()
         meter.add(env, list(env))
-        pairs = list(zip(self._calls, self._actions, strict=True))
-        for self._at, (call, action) in enumerate(pairs):
+        channel = self.world.channel
+        for self._at, action in enumerate(self._actions):  # noqa: B020
+            call, began = self._calls[self._at], time.perf_counter()
             call(env)
             if isinstance(action, Free):
                 meter.remove(action.tensors)
             elif isinstance(action, Compute):
+                if channel is not None and time.perf_counter() - began > LONG_OP_S:
+                    self._calls[self._at] = channel.moving_beside(call)
                 op = self.program.ops[action.op]
                 meter.add(env, [t.name for t in op.outputs], of_caller=op.kind == "input")
             elif isinstance(action, Allocate):
@@ -366,17 +372,9 @@ class Executor:
         text = f"at {self._place()[0]} in {now}"
         if not self._is_running:
             text = f"in your script{users_line()}, {self._between()}"
-        waiting = channel.waiting if channel is not None else None
-        if waiting is not None:
-            spec, since = waiting
-            waited_s = time.monotonic() - since
-            waits_for = spec.source if spec.target == self.rank else spec.target
-            verb = "for" if spec.target == self.rank else "to hand over"
-            text = (
-                f"waiting {verb} {spec_text(spec)} since {waited_s:.1f} s, "
-                f"at op {shown(spec.consumer if spec.target == self.rank else spec.producer)} "
-                f"in {now}"
-            )
+        wait = channel.waits() if channel is not None else None
+        if wait is not None:
+            waits_for, waited_s, text = wait.peer, wait.seconds, f"{wait.text} in {now}"
         notes = list(channel.notes) if channel is not None else []
         messages = [f"step {note.step}: {note.event}: {spec_text(note.spec)}" for note in notes]
         return {
