@@ -8,6 +8,7 @@
 Without `--job` everything that is named runs, as it is.
 """
 
+import gc
 import os
 import sys
 import types
@@ -55,6 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # To look at all objects for cycles takes a second where torch is, and finds next to nothing.
+    gc.set_threshold(*gc.get_threshold()[:2], 1000)
     if config.getoption("--job") != "shapes":
         return
     if os.environ.get("NUMBA_DISABLE_JIT") != "1":
