@@ -44,7 +44,7 @@ def two_blocks() -> models.Entry:
 
 
 #: Bytes of a device.
-LIMITS = {transformer: 700_000, two_blocks: 1_100_000}
+LIMITS = {transformer: 650_000, two_blocks: 1_100_000}
 
 
 def planned(factory: Factory, name: str, size: int, memory: int | None = None) -> Plan:
