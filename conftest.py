@@ -80,6 +80,11 @@ def pytest_configure(config: pytest.Config) -> None:
     install_import_hook(_modules_with_arrays(), "shape_checker.check")
 
 
+def pytest_sessionfinish() -> None:
+    gc.collect()
+    gc.freeze()  # pytest looks for cycles five times more, and Python once: seconds each
+
+
 def _modules_with_arrays() -> list[str]:
     """Return the modules in `CHECKED` that state shapes; types of all others are pyright's task."""
     source = Path(__file__).parent / "src"
