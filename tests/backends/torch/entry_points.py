@@ -71,11 +71,11 @@ def killed_while_training():
     def plant():
         step = Executor.step
 
-        def killed(executor, inputs):
-            if len(executor.step_s) == 5:
-                middle = len(executor._calls) // 2
-                executor._calls[middle] = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-            return step(executor, inputs)
+        def killed(self, inputs):
+            if len(self.step_s) == 5:
+                middle = len(self._calls) // 2
+                self._calls[middle] = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            return step(self, inputs)
 
         Executor.step = killed
 
