@@ -182,6 +182,7 @@ def test_second_calls_let_larger_batches_fit(search: Any) -> None:
     assert again.makespan_s / again.batch_size > plain.makespan_s / plain.batch_size
 
 
+@pytest.mark.jit
 def test_large_answers_are_known_to_one_part_in_a_hundred(search: Any) -> None:
     found = search(step_graph, 100_000)
     assert found.step == found.batch_size // 100 > 1

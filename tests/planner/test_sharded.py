@@ -152,6 +152,7 @@ def test_a_limit_is_kept() -> None:
     assert max(plan.predicted.peak_bytes) <= limit
 
 
+@pytest.mark.jit
 def test_a_tenth_is_spared_unless_said_otherwise() -> None:
     """All on one device takes 64 KiB of weights and more: in nine tenths it fits, in less not."""
     graph = chain(batch=8)

@@ -33,7 +33,7 @@ def training(batch_size=4):
     return step, (model, optimizer, torch.ones(batch_size, 8))
 """
 #: Less than the step needs on two devices, at its own batch size.
-TIGHT = ["--devices", "2", "--max-memory", "400B"]
+TIGHT = ["--devices", "2", "--max-memory", "400B", "--algorithm", "heft"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ TIGHT = ["--devices", "2", "--max-memory", "400B"]
                 "--algorithm",
                 "heft",
                 "--devices",
-                "2",
+                "1",
                 "--costs",
                 "v100",
                 "--steps",

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import Parallel, parallelize
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import stamped
@@ -100,17 +99,18 @@ def on_ranks(
 
     `is_followed`: whether what changes between calls is captured and planned anew.
     """
-    step, args = make()
-    plan = plan_of(capture(step, *args), size)
 
     def body(rank: int, store: str) -> Any:
         if size > 1:
             connect(rank, size, store, 10.0)
         step, args = make()
-        decide = (lambda graph, size, _: plan_of(graph, size)) if is_followed else None
+        # Rank 0 plans what it captures: a plan made here would take a capture more.
         fast: Parallel = parallelize(
-            step, *args, plan=plan, decide=decide, device="cpu", timeout=10
-        )
+            step, *args, decide=lambda graph, size, _: plan_of(graph, size), device="cpu",
+            timeout=10,
+        )  # fmt: skip
+        if not is_followed:
+            fast._variants._make._decide = None  # type: ignore[attr-defined]
         indices = fast._binding._batch  # the arguments that are passed at each step
         found = _steps(
             lambda now: fast(*(now[k] for k in indices)), (step, args), steps, given, state

@@ -302,7 +302,7 @@ def test_round_robin_deals() -> None:
 
 
 def test_single_takes_the_fastest_device_that_holds_it() -> None:
-    graph = random_graph(1, 50, "layered")
+    graph = random_graph(1, 12, "layered")
     machine = machine_for(graph, cluster_of(2, speeds=(1.0, 2.0)))
     assert set(place("single", graph, machine, [None, None]).plan.place) == {1}
     assert set(place("single", graph, machine, [None, 1]).plan.place) == {0}

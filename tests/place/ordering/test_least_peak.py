@@ -33,7 +33,7 @@ def tiny(seed: int) -> Graph:
 
 
 def test_no_order_of_a_tiny_graph_has_a_lower_peak(monkeypatch) -> None:
-    monkeypatch.setattr(least_peak, "WORK_OF_PAIR", 250)  # plain Python takes its time
+    monkeypatch.setattr(least_peak, "WORK_OF_PAIR", 250.0)  # plain Python takes its time
     lowered = 0
     for seed in range(40):
         graph = tiny(seed)

@@ -25,6 +25,7 @@ from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models
+from tests.long_cases import long_but
 
 #: Bytes/s and seconds of a link.
 NEAR, FAR = (300e9, 1e-6), (5e9, 1e-5)
@@ -77,8 +78,13 @@ def test_a_cut_of_experts_is_taken_where_it_is_fastest() -> None:
     assert {*CUTS, "tofu"} <= {tried.algorithm for tried in found.tried}
 
 
-@pytest.mark.parametrize("near", [True, False])
-@pytest.mark.parametrize("factory", [many_samples, models.mixture])
+@pytest.mark.parametrize(
+    ("factory", "near"),
+    [
+        *((many_samples, near) for near in (True, False)),
+        *long_but([(models.mixture, True)], [(models.mixture, near) for near in (True, False)]),
+    ],
+)
 def test_no_cut_of_experts_is_faster(factory: Callable[[], models.Entry], near: bool) -> None:
     best = seconds(planned(factory, "auto", near))
     for name in CUTS:

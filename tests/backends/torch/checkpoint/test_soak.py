@@ -25,7 +25,12 @@ from tests.backends.torch.checkpoint.training import (
 )
 from tests.backends.torch.executors import bits, perceptron
 
-STEPS, EVERY, KEEP, SIZE = int(os.environ.get("SOAK", "60")), 10, 3, 3
+STEPS, EVERY, KEEP, SIZE = (
+    int(os.environ.get("SOAK", "60")),
+    10,
+    3,
+    3 if "SOAK" in os.environ else 2,
+)
 #: What a rank may grow by from the second fifth of the steps to their end, bytes.
 SLACK_BYTES = 1 << 20
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import multiprocessing
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -190,30 +191,46 @@ def _limited_shards(answers: Any) -> None:
         answers.put((digest, str(error)))
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_tensor_larger_than_the_limit_is_drawn_in_blocks_and_one_made_whole_is_named() -> None:
+def _forked(answers: Any) -> None:
+    """Run both: each in a process of its own, of one that has imported torch and nothing more."""
+    for body in (_limited_shards, _limited_rank):
+        pid = os.fork()
+        if not pid:
+            try:
+                body(answers)
+            except BaseException as error:
+                answers.put((None, repr(error)))
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    """What ranks within limits found."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs Linux's /proc")
     context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    process = context.Process(target=_limited_shards, args=(answers,))
+    queue = context.SimpleQueue()
+    process = context.Process(target=_forked, args=(queue,))
     process.start()
     process.join(60)
     assert process.exitcode == 0
-    digest, refusal = answers.get()
+    return [queue.get() for _ in range(2)]
+
+
+def test_a_tensor_larger_than_the_limit_is_drawn_in_blocks_and_one_made_whole_is_named(
+    answers: list[Any],
+) -> None:
+    digest, refusal = answers[0]
     torch.manual_seed(6)
     expected = nn.Linear(LARGE, LARGE, bias=False).weight[LARGE // 4 : LARGE // 2]
     assert digest == _digest(expected)
     assert refusal.startswith(f"'model.w' takes {4 * LARGE * LARGE} bytes, and is made whole")
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_a_quarter_of_a_model_fits_a_quarter_of_its_memory() -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    process = context.Process(target=_limited_rank, args=(answers,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    digests, refusal = answers.get()
+def test_a_quarter_of_a_model_fits_a_quarter_of_its_memory(answers: list[Any]) -> None:
+    digests, refusal = answers[1]
     torch.manual_seed(6)
     expected = list(_stack().parameters())[SHARE]
     assert digests == [_digest(weight) for weight in expected]

@@ -61,13 +61,15 @@ def is_rank(pid: int) -> bool:
     return False
 
 
-def test_two_ranks_train_as_the_users_own_step() -> None:
-    graph = graph_of("training")
+def test_two_ranks_train_as_the_users_own_step(capfd: pytest.CaptureFixture[str]) -> None:
+    graph = graph_of("scheduled")
     plan = random_plan(graph, 2, seed=3)
     with watched() as addresses:
         result = run_plan(
-            f"{ENTRY}:training", graph, plan, steps=5, timeout=20, verify=True, record=True
+            f"{ENTRY}:scheduled", graph, plan, steps=5, timeout=20, verify=True, record=True
         )
+    # A schedule within the step warns of nothing.
+    assert "lr_scheduler" not in capfd.readouterr().err
     assert addresses == {"127.0.0.1"}  # gloo's; no other machine reaches a rank
     assert len(result.losses) == len(result.step_s) == 5
     assert result.losses == result.reference_losses
@@ -88,13 +90,6 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
         result.peak_bytes_measured, result.peak_bytes_predicted, strict=True
     ):
         assert 0.9 * predicted <= measured <= predicted
-
-
-def test_a_schedule_within_the_step_warns_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    graph = graph_of("scheduled")
-    result = run_plan(f"{ENTRY}:scheduled", graph, random_plan(graph, 2, seed=3), steps=2)
-    assert len(result.losses) == 2
-    assert "lr_scheduler" not in capfd.readouterr().err
 
 
 @pytest.mark.long
@@ -133,7 +128,7 @@ def test_a_rank_that_is_killed_in_a_step_is_named_with_op_and_signal() -> None:
     graph = graph_of("training")
     plan = random_plan(graph, 2, seed=3)
     with pytest.raises(RankError, match="SIGKILL") as caught:
-        run_plan(f"{ENTRY}:killed_while_training", graph, plan, steps=100_000, timeout=30)
+        run_plan(f"{ENTRY}:killed_while_training", graph, plan, steps=20, timeout=30)
     assert caught.value.code == "E602"
     assert caught.value.details["first_failing_rank"] == 1
     assert {"op", "tensor", "step"} <= caught.value.details.keys()

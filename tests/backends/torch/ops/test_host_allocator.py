@@ -1,7 +1,10 @@
 """Freed tensors go back to the system as on ranks; large ones lie on large pages."""
 
 import ctypes
+import functools
+import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -45,18 +48,7 @@ def test_freed_tensors_go_back_while_costs_are_measured(monkeypatch: pytest.Monk
         held = torch.empty(BLOCK, dtype=torch.uint8)  # whatever the heap had free is used up
         assert _kept_bytes() < BLOCK // 4
         del held
-    code = (
-        "import torch\nfrom pardnn.backends.torch.ops.host_allocator import as_on_ranks\n"
-        "from pardnn.backends.torch.runtime.memory_limits import data_bytes\n"
-        "with as_on_ranks():\n    pass\n"
-        f"before = data_bytes()\nblock = torch.empty({BLOCK}, dtype=torch.uint8)\ndel block\n"
-        "print(data_bytes() - before)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=os.environ | {LARGE_PAGES: "0"},
-    )  # fmt: skip
-    assert int(done.stdout) > BLOCK // 2  # afterwards, the heap keeps them
+    assert int(_printed("kept")[0]) > BLOCK // 2  # afterwards, the heap keeps them
 
 
 @linux_glibc
@@ -69,61 +61,101 @@ def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) ->
     assert not set_options
 
 
-def _printed(code: str) -> list[str]:
-    begin = (
-        "import random, torch\nfrom pardnn.backends.torch.ops.host_allocator import *\n"
-        "from pardnn.backends.torch.runtime.memory_limits import data_bytes\n"
-        "pin_allocator()\n"
-    )
+IMPORTS = """
+import random
+from pardnn.backends.torch.ops.host_allocator import *
+from pardnn.backends.torch.runtime.memory_limits import data_bytes
+"""
+#: What is printed by processes of their own, where torch is imported before pardnn.
+CODES = {
+    "loaded": f"import pardnn.backends\nprint(os.environ.get({LARGE_PAGES!r}))",
+    "kept": f"""{IMPORTS}
+with as_on_ranks():
+    pass
+before = data_bytes()
+block = torch.empty({BLOCK}, dtype=torch.uint8)
+del block
+print(data_bytes() - before)
+""",
+    "small": f"""{IMPORTS}
+pin_allocator()
+def kept(size):
+    before = data_bytes()
+    blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]
+    held = torch.empty(100_000, dtype=torch.uint8)  # nothing below it is trimmed
+    blocks.clear()
+    return data_bytes() - before > 4 * size
+print(kept(1 << 20))
+keep_small_blocks(True)
+print(kept(1 << 20), kept(3 << 20))
+keep_small_blocks(False)
+print(kept(3 << 19))
+keep_small_blocks(True)
+print(kept(3 << 19))
+""",
+    # Sizes of the worst of 24 sequences that were tried; its parts live for different times.
+    "waste": f"""{IMPORTS}
+pin_allocator()
+keep_small_blocks(True)
+draw, start, live, peak, top = random.Random(23), data_bytes(), 0, 0, 0
+sizes = [int(2 ** draw.uniform(15, 20.99)) for _ in range(5)]
+for step in range(6):
+    held = []
+    while live < 20 << 20:
+        is_rare = draw.random() < 0.1
+        size = draw.randrange(4096, 2 << 20) if is_rare else draw.choice(sizes)
+        block = torch.empty(size, dtype=torch.uint8)
+        peak = max(peak, live + size)
+        if draw.random() < 0.6:
+            held.append(block)
+            live += size
+        del block
+    draw.shuffle(held)
+    while held:
+        torch.empty(draw.choice(sizes), dtype=torch.uint8)
+        live -= held.pop().numel()
+    top = max(top, data_bytes() - start)
+print(top / peak)
+""",
+}
+#: Imports torch once for all of them.
+FORKS = """
+import json, os, sys, torch
+for name, code in json.load(sys.stdin).items():
+    pid = os.fork()
+    if not pid:
+        print(name, flush=True)
+        exec(code, globals())
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0, name
+"""
+
+
+@functools.cache
+def _all_printed() -> dict[str, list[str]]:
+    environment = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
     done = subprocess.run(
-        [sys.executable, "-c", begin + code], capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
+        [sys.executable, "-c", FORKS], input=json.dumps(CODES), env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = re.split(rf"^({'|'.join(CODES)})\n", done.stdout, flags=re.MULTILINE)[1:]
+    return {name: text.split() for name, text in zip(rows[::2], rows[1::2], strict=True)}
+
+
+def _printed(name: str) -> list[str]:
+    return _all_printed()[name]
 
 
 @linux_glibc
 def test_small_blocks_stay_in_the_heap_until_a_plan_has_no_room_for_it() -> None:
-    code = (
-        "def kept(size):\n"
-        "    before = data_bytes()\n"
-        "    blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]\n"
-        "    held = torch.empty(100_000, dtype=torch.uint8)  # nothing below it is trimmed\n"
-        "    blocks.clear()\n"
-        "    return data_bytes() - before > 4 * size\n"
-        "print(kept(1 << 20))\n"
-        "keep_small_blocks(True)\nprint(kept(1 << 20), kept(3 << 20))\n"
-        "keep_small_blocks(False)\nprint(kept(3 << 19))\n"
-        "keep_small_blocks(True)\nprint(kept(3 << 19))\n"
-    )
-    assert _printed(code) == ["False", "True", "False", "False", "False"]
+    assert _printed("small") == ["False", "True", "False", "False", "False"]
 
 
 @linux_glibc
 def test_a_heap_wastes_no_more_than_limits_have_room_for() -> None:
-    """Sizes of the worst of 24 sequences that were tried; its parts live for different times."""
-    code = (
-        "keep_small_blocks(True)\n"
-        "draw, start, live, peak, top = random.Random(23), data_bytes(), 0, 0, 0\n"
-        "sizes = [int(2 ** draw.uniform(15, 20.99)) for _ in range(5)]\n"
-        "for step in range(6):\n"
-        "    held = []\n"
-        "    while live < 20 << 20:\n"
-        "        is_rare = draw.random() < 0.1\n"
-        "        size = draw.randrange(4096, 2 << 20) if is_rare else draw.choice(sizes)\n"
-        "        block = torch.empty(size, dtype=torch.uint8)\n"
-        "        peak = max(peak, live + size)\n"
-        "        if draw.random() < 0.6:\n"
-        "            held.append(block)\n"
-        "            live += size\n"
-        "        del block\n"
-        "    draw.shuffle(held)\n"
-        "    while held:\n"
-        "        torch.empty(draw.choice(sizes), dtype=torch.uint8)\n"
-        "        live -= held.pop().numel()\n"
-        "    top = max(top, data_bytes() - start)\n"
-        "print(top / peak)\n"
-    )
-    assert 1.0 < float(_printed(code)[0]) < host_allocator.HEAP_GROWTH
+    assert 1.0 < float(_printed("waste")[0]) < host_allocator.HEAP_GROWTH
 
 
 @pytest.mark.parametrize(
@@ -196,12 +228,7 @@ def test_large_tensors_lie_on_large_pages_where_torch_was_not_loaded(
 
 
 def test_torch_that_is_loaded_is_left_alone() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
-    code = f"import os, torch, pardnn.backends\nprint(os.environ.get({LARGE_PAGES!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "None"
+    assert _printed("loaded") == ["None"]
 
 
 def test_costs_of_other_pages_are_costs_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

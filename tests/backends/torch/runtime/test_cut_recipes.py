@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,17 +22,16 @@ from tests.backends.torch.ranks import connect, run_ranks
 
 RECIPES = ("data-parallel", "zero-2", "zero-3", "megatron")
 STEPS = 3
-#: Bytes of a device.
-LIMIT = 1_100_000
+Factory = Callable[[], models.Entry]
 
 
-def transformer() -> models.Entry:
-    """Two blocks with as many heads and samples as the most ranks, and dropout beside attention."""
+def transformer(blocks: int = 1) -> models.Entry:
+    """Blocks with as many heads and samples as the most ranks, and dropout beside attention."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        n_layer=2, n_head=4, n_embd=32, vocab_size=64, n_positions=16, bos_token_id=0,
+        n_layer=blocks, n_head=4, n_embd=32, vocab_size=64, n_positions=16, bos_token_id=0,
         eos_token_id=0, attn_pdrop=0.0,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).double().train()
@@ -40,16 +39,24 @@ def transformer() -> models.Entry:
     return models.double_language_step, (model, optimizer, torch.randint(64, (4, 8)))
 
 
-def planned(name: str, size: int, memory: int | None = None) -> Plan:
+def two_blocks() -> models.Entry:
+    return transformer(2)
+
+
+#: Bytes of a device.
+LIMITS = {transformer: 650_000, two_blocks: 1_100_000}
+
+
+def planned(factory: Factory, name: str, size: int, memory: int | None = None) -> Plan:
     """Return a recipe's plan as ranks read it from its file."""
     cluster = Cluster.uniform(size, memory=memory)
-    plan = pardnn.plan(captured(transformer), cluster, name, reserve=0.0, costs="v100")
+    plan = pardnn.plan(captured(factory), cluster, name, reserve=0.0, costs="v100")
     return plan_from_json(plan_to_json(plan))
 
 
-def trained(plan: Plan) -> list[Any]:
+def trained(factory: Factory, plan: Plan) -> list[Any]:
     """Losses, peak, generator and whole parameters of a rank."""
-    step, args = transformer()
+    step, args = factory()
     fast = parallelize(step, *args, plan=plan, device="cpu", timeout=20)
     torch.manual_seed(99)
     losses = [fast(args[2]).item() for _ in range(STEPS)]
@@ -59,18 +66,19 @@ def trained(plan: Plan) -> list[Any]:
     return [losses, peak, random, held]
 
 
-def assert_trained(size: int, recipes: Sequence[str] = RECIPES) -> None:
+def assert_trained(factory: Factory, size: int, recipes: Sequence[str] = RECIPES) -> None:
     """All recipes in one launch, within a limit that one device alone would exceed."""
-    plans = {name: planned(name, size, LIMIT) for name in recipes}
-    assert one_device_peak(captured(transformer).arrays) > LIMIT
-    step, args = transformer()
+    limit = LIMITS[factory]
+    plans = {name: planned(factory, name, size, limit) for name in recipes}
+    assert one_device_peak(captured(factory).arrays) > limit
+    step, args = factory()
     torch.manual_seed(99)
     losses = [step(*args).item() for _ in range(STEPS)]
     random = int(torch.get_rng_state().sum())
 
     def body(rank: int, store: str) -> Any:
         connect(rank, size, store, 20.0)
-        return [trained(plan) for plan in plans.values()]
+        return [trained(factory, plan) for plan in plans.values()]
 
     for rank, outcome in enumerate(run_ranks(size, body, limit_s=240)):
         assert outcome.status == 0, outcome.error
@@ -86,12 +94,12 @@ def assert_trained(size: int, recipes: Sequence[str] = RECIPES) -> None:
 
 
 def test_recipes_train_as_one_device() -> None:
-    assert_trained(2)
+    assert_trained(transformer, 2)
 
 
 @pytest.mark.long
 def test_recipes_train_as_one_device_on_four_ranks() -> None:
-    assert_trained(4, (*RECIPES, *PRODUCTS))
+    assert_trained(two_blocks, 4, (*RECIPES, *PRODUCTS))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -101,5 +109,5 @@ def test_a_limit_below_what_a_recipe_holds_is_refused(name: str) -> None:
     held = sum(t.bytes for op in graph.ops if op.memory == "residual" for t in op.outputs)
     least = held if name == "data-parallel" else held // 2
     with pytest.raises(InfeasibleError, match="no plan fits") as caught:
-        planned(name, 2, least // 2)
+        planned(transformer, name, 2, least // 2)
     assert caught.value.code == "E301"

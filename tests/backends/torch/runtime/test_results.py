@@ -17,6 +17,7 @@ from pardnn.backends.torch.runtime.results import check_written
 from pardnn.errors import MismatchError, UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -91,7 +92,7 @@ def eager(factory: Callable[[], Entry]) -> tuple[list[float], list[list[float]]]
 
 
 @pytest.mark.parametrize("factory", WRITING, ids=lambda factory: factory.__name__)
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2, 3])
+@pytest.mark.parametrize("size", long_but([3], [1, 2, 3]))
 def test_the_caller_finds_what_the_step_wrote(factory: Callable[[], Entry], size: int) -> None:
     step, args = factory()
     plan = random_plan(capture(step, *args), size, seed=size)
@@ -125,7 +126,7 @@ def rebound() -> Entry:
     return step, (*model_and_optimizer(), torch.randn(4, 6), {"h": torch.zeros(4, 6)})
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2, 3])
+@pytest.mark.parametrize("size", long_but([3], [1, 2, 3]))
 def test_a_container_gets_the_tensor_that_the_step_puts_into_it(size: int) -> None:
     step, args = rebound()
     plan = random_plan(capture(step, *args), size, seed=size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -70,6 +72,11 @@ STRUCTURES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def everything(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Any:
+    """All of them in one result: what each is made of is read on one rank, and moved alike."""
+    return loss, [made(model, x, y, loss, logits) for made in STRUCTURES.values()]
+
+
 def flat(result: Any) -> Any:
     """A result as plain data."""
     if isinstance(result, torch.Tensor):
@@ -102,10 +109,10 @@ def eager(made: Callable[..., Any], read: Callable[[Any], Any]) -> list[Any]:
     return [read(step(*args)) for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_placed_step_returns_every_bit(name: str, size: int) -> None:
-    made = STRUCTURES[name]
+@pytest.mark.parametrize(
+    ("made", "size"), [*((made, 1) for made in STRUCTURES.values()), (everything, 3)]
+)
+def test_a_placed_step_returns_every_bit(made: Callable[..., Any], size: int) -> None:
     step, args = returning(made)
     plan = random_plan(capture(step, *args), size, seed=3)
     for found in on_ranks(made, plan, flat):
@@ -122,13 +129,11 @@ def close(one: Any, other: Any) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_a_cut_step_returns_whole_tensors(name: str) -> None:
-    made = STRUCTURES[name]
-    step, args = returning(made)
+def test_a_cut_step_returns_whole_tensors() -> None:
+    step, args = returning(everything)
     plan = pardnn.plan(capture(step, *args), pardnn.Cluster.uniform(2), "equal-chop", costs="v100")
-    for found in on_ranks(made, plan, flat):
-        assert close(found, eager(made, flat))
+    for found in on_ranks(everything, plan, flat):
+        assert close(found, eager(everything, flat))
 
 
 def test_an_object_is_returned_by_its_fields() -> None:
@@ -216,10 +221,13 @@ def _told(_args: Any, held: Any) -> list[Any]:
     return [held.numbers, held.stats, held.items, held.inner]
 
 
+PUTS = [_in_dict, _in_object, _in_list, _in_new_key, _in_filled_list, _within]
+QUICK = [*((put, False) for put in PUTS), (_in_dict, True), (_within, True)]
+
+
 @pytest.mark.parametrize(
-    "put", [_in_dict, _in_object, _in_list, _in_new_key, _in_filled_list, _within]
+    ("put", "is_given"), long_but(QUICK, itertools.product(PUTS, [False, True]))
 )
-@pytest.mark.parametrize("is_given", [False, True], ids=["held", "given"])
 def test_an_object_that_the_step_updates_and_returns_is_itself(put: Any, is_given: bool) -> None:
     def make() -> tuple[Entry, Any]:
         held = SimpleNamespace(

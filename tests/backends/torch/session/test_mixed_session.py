@@ -24,7 +24,7 @@ CLUSTER = pardnn.Cluster.uniform(RANKS)
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    pairs = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)]
+    pairs = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)]
     model = nn.Sequential(*pairs).double()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 

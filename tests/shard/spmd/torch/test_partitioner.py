@@ -134,8 +134,8 @@ def test_any_shares_compute_the_same(name: str, seeds: int) -> None:
 
 
 def test_dropout_is_one_draw_for_all_devices() -> None:
-    graph = captured("lstm")[0]
-    sharding = random_sharding("lstm", (2,), random.Random(3))
+    graph = captured("accumulation")[0]
+    sharding = random_sharding("accumulation", (2,), random.Random(3))
     plan = spmd_partition(graph, sharding)
     assert plan.partition is not None
     draws = [op for op in plan.partition.ops if op.kind == DRAW]
