@@ -86,6 +86,10 @@ FAULTS: dict[str, tuple[Callable[[], list[Op]], str]] = {
     "shape": (lambda: with_tensor("x", shape=(-1,)), "tensor 'x' has shape [-1]"),
     "large shape": (lambda: with_tensor("x", shape=(2**63,)), "tensor 'x' has shape [92233"),
     "rank": (lambda: with_tensor("x", strides=(1, 1)), "has strides of another rank"),
+    "misaligned": (
+        lambda: with_tensor("x", misaligned_bytes=64),
+        "'x' is misaligned by 64 bytes, not",
+    ),
     "strides": (lambda: with_tensor("x", strides=(-1,)), "tensor 'x' has strides [-1]"),
     "too many bytes": (
         lambda: with_tensor("x", bytes=2**63),

@@ -31,7 +31,7 @@ FULL = Op(
     after=("x",),
     outputs=(
         Tensor(name="a", bytes=2**53 + 1, shape=(), dtype="host.int", strides=()),
-        Tensor(name="b", bytes=0, shape=(0, 2), strides=(2, 1), alias_of="x"),
+        Tensor(name="b", bytes=0, shape=(0, 2), strides=(2, 1), alias_of="x", misaligned_bytes=4),
     ),
     memory="normal",
     seconds={"cpu": 1, "accelerator": 1e-300},

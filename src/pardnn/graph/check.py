@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pardnn.errors import FileError, shown
 from pardnn.graph.check_arguments import argument_faults
-from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, Tensor, span_bytes, storage_owners
+from pardnn.graph.ir import ALIGNMENT, FROM_HOST, TO_HOST, Op, Tensor, span_bytes, storage_owners
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
 MAX_INT64 = 2**63 - 1
@@ -74,11 +74,12 @@ def _values(ops: Sequence[Op]) -> Iterator[str]:
             for fault in _op_faults(op):
                 yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
-            form = (tensor.bytes, tensor.shape, tensor.strides)
+            form = (tensor.bytes, tensor.shape, tensor.strides, tensor.misaligned_bytes)
             if form in spans:
                 total += spans[form]
                 continue
-            if tensor.bytes >= 0 and _is_sized(tensor.shape, tensor.strides):
+            is_aligned = 0 <= tensor.misaligned_bytes < ALIGNMENT
+            if tensor.bytes >= 0 and is_aligned and _is_sized(tensor.shape, tensor.strides):
                 spans[form] = max(tensor.bytes, span_bytes(tensor))
                 total += spans[form]
                 continue
@@ -123,6 +124,8 @@ def _is_sized(shape: tuple[int, ...] | None, strides: tuple[int, ...] | None) ->
 def _tensor_faults(tensor: Tensor) -> Iterator[str]:
     if tensor.bytes < 0:
         yield f"has {tensor.bytes} bytes"
+    if not 0 <= tensor.misaligned_bytes < ALIGNMENT:
+        yield f"is misaligned by {tensor.misaligned_bytes} bytes, not by less than {ALIGNMENT}"
     if tensor.shape is not None and any(not 0 <= size <= MAX_INT64 for size in tensor.shape):
         yield f"has shape {list(tensor.shape)}"
     if tensor.strides is None:

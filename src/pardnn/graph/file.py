@@ -146,6 +146,8 @@ def _tensor_text(tensor: Tensor) -> str:
     text += f'"bytes": {tensor.bytes}'
     if tensor.dtype is not None:
         text += f', "dtype": {_quoted(tensor.dtype)}'
+    if tensor.misaligned_bytes:
+        text += f', "misaligned_bytes": {tensor.misaligned_bytes}'
     text += f', "name": {_quoted(tensor.name)}'
     if tensor.shape is not None:
         text += f', "shape": {list(tensor.shape)}'

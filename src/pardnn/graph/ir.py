@@ -33,6 +33,9 @@ FROM_HOST, TO_HOST = "pardnn.from_host", "pardnn.to_host"
 #: Every value class below refuses unknown fields and wrong types when it is read from a file.
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
+#: Bytes. Storages begin at multiples of it, and no vectorised kernel asks for more.
+ALIGNMENT = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
@@ -45,6 +48,7 @@ class Tensor:
         dtype: Such as "float32"; "host.int", "host.float", "host.bool" for host scalars.
         strides: In elements; None means contiguous.
         alias_of: The tensor whose storage this one shares; None if it owns its storage.
+        misaligned_bytes: From the last multiple of `ALIGNMENT` in its storage to its first element.
     """
 
     __pydantic_config__ = STRICT
@@ -55,6 +59,7 @@ class Tensor:
     dtype: str | None = None
     strides: tuple[int, ...] | None = None
     alias_of: str | None = None
+    misaligned_bytes: int = 0
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -66,16 +71,19 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_bytes(tensor: Tensor) -> int:
-    """Return the bytes from a tensor's first element to its last.
+    """Return the bytes from a tensor's first element to its last, and what misaligns the first.
 
-    That is what its own storage takes and what a message of it carries, because strides change the
-    bits of sums and vectorised functions: a slice is sent with its gaps, an expanded tensor without
-    repetitions. Of a dense tensor it is `bytes`.
+    That is what its own storage takes and what a message of it carries, because strides and
+    alignment change the bits of sums and vectorised functions: a slice is sent with its gaps, an
+    expanded tensor without repetitions. Of a dense tensor that owns its storage it is `bytes`.
     """
-    if tensor.strides is None or not tensor.shape or 0 in tensor.shape:
+    if tensor.shape is not None and 0 in tensor.shape:
         return tensor.bytes
+    if tensor.strides is None or not tensor.shape:
+        return tensor.bytes + tensor.misaligned_bytes
     steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True))
-    return tensor.bytes * (1 + sum(steps)) // math.prod(tensor.shape)
+    span = tensor.bytes * (1 + sum(steps)) // math.prod(tensor.shape)
+    return span + tensor.misaligned_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

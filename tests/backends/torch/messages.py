@@ -15,7 +15,7 @@ from pardnn.backends.torch.comm.wire_format import (
     receive_buffer,
 )
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import ALIGNMENT, Op, Tensor
 from pardnn.plan.plan import Message
 
 CPU = torch.device("cpu")
@@ -52,6 +52,7 @@ def graph_tensor(name: str, value: torch.Tensor) -> Tensor:
     return Tensor(
         name=name, bytes=value.numel() * value.itemsize, shape=tuple(value.shape),
         dtype=str(value.dtype).removeprefix("torch."), strides=value.stride(),
+        misaligned_bytes=int(value.storage_offset()) * value.itemsize % ALIGNMENT,
     )  # fmt: skip
 
 
@@ -69,10 +70,10 @@ def delivered(value: torch.Tensor) -> torch.Tensor:
     """What arrives of a tensor: its bytes, moved as a channel moves them."""
     spec = spec_of(0, "x", value)
     buffer = receive_buffer(spec, CPU)
-    sent = byte_view(payload_of(spec, value, CPU))
+    sent = byte_view(payload_of(spec, value, CPU), spec.misaligned)
     assert sent.numel() == spec.bytes == buffer.untyped_storage().nbytes()
     if spec.bytes:
-        byte_view(buffer).copy_(sent)
+        byte_view(buffer, spec.misaligned).copy_(sent)
     return buffer
 
 

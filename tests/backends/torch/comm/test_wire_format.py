@@ -14,10 +14,11 @@ from pardnn.backends.torch.comm.wire_format import (
     laid_out,
     message_specs,
     payload_of,
+    receive_buffer,
 )
 from pardnn.errors import RankError, UnsupportedError
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import ALIGNMENT, Op, Tensor
 from pardnn.plan.plan import Message
 from tests.backends.torch.messages import delivered, spec_of, values
 
@@ -29,7 +30,7 @@ def test_a_tensor_is_sent_without_a_copy() -> None:
         if not isinstance(value, torch.Tensor) or value.numel() == 0:
             continue
         spec = spec_of(0, name, value)
-        payload = byte_view(payload_of(spec, value, CPU))
+        payload = byte_view(payload_of(spec, value, CPU), spec.misaligned)
         is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
         assert is_shared == (not value.is_conj()), name
         assert payload.dtype == torch.uint8
@@ -49,6 +50,28 @@ def test_any_view_arrives_as_it_was(shape: list[int], random: Any) -> None:
     found = delivered(view)
     assert torch.equal(found, view)
     assert found.stride() == view.stride()
+    assert (found.data_ptr() - view.data_ptr()) % ALIGNMENT == 0
+
+
+@pytest.mark.parametrize("made", ["fresh", "conjugated"])
+def test_a_tensor_that_is_aligned_otherwise_than_captured_arrives_as_captured(made: str) -> None:
+    captured = torch.arange(9).to(torch.complex64)[3:]
+    value = captured.clone() if made == "fresh" else captured.clone().conj()
+    spec = spec_of(0, "x", captured)
+    assert spec.misaligned == 24
+    payload = byte_view(payload_of(spec, value, CPU), spec.misaligned)
+    buffer = receive_buffer(spec, CPU)
+    byte_view(buffer, spec.misaligned).copy_(payload)
+    assert torch.equal(buffer, value)
+    assert buffer.storage_offset() == 3
+
+
+def test_a_tensor_that_begins_within_an_element_is_refused() -> None:
+    tensor = Tensor(name="x", bytes=8, shape=(2,), dtype="float32", misaligned_bytes=3)
+    graph = build_graph("g", [Op(name="p", kind="input", outputs=(tensor,))])
+    message = Message(tensor="x", source=0, target=1, post_before="c")
+    with pytest.raises(UnsupportedError, match="begin 3 bytes behind an aligned one"):
+        message_specs(graph, [message], ["c"])
 
 
 def test_a_tensor_of_other_strides_is_not_sent_but_can_be_copied_to_those_of_its_spec() -> None:

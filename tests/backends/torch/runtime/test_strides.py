@@ -61,6 +61,33 @@ def test_views_with_gaps_are_read_as_on_one_device(seed: int) -> None:
         assert measured <= predicted
 
 
+def misaligned() -> models.Entry:
+    """Products with matrices that begin between multiples of 64 bytes: their last bits tell."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 41)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        rows = model(x)  # 38, 41
+        loss = (rows[1:, 1:] @ rows[0, 1:]).square().mean() + (rows[2:, 3:] @ rows[1, 3:]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(38, 8))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_is_misaligned_is_read_as_on_one_device(seed: int) -> None:
+    graph = captured(misaligned)
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    plan = random_plan(graph, 2, seed=seed)
+    assert sum(bool(tensors[m.tensor].misaligned_bytes) for m in plan.messages) >= 2
+    for outcome in assert_equal(misaligned, plan):
+        _, _, measured, predicted = outcome.value
+        assert measured <= predicted
+
+
 def restrided() -> models.Entry:
     """A view of a view by an offset in the storage, which reaches beyond the view."""
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
 from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.kernel_memory import workspace
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
+from pardnn.graph.ir import ALIGNMENT, LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
 
 _HOST_BYTES = 8
 
@@ -232,14 +232,28 @@ def tensor_of(value: Value) -> Tensor:
             name=value.name, bytes=_HOST_BYTES, shape=(), dtype=f"host.{value.kind.__name__}"
         )
     shape, strides, _, dtype = value.geometry
+    size = math.prod(shape) * dtype.itemsize
     return Tensor(
         name=value.name,
-        bytes=math.prod(shape) * dtype.itemsize,
+        bytes=size,
         shape=tuple(shape),
         dtype=str(dtype).removeprefix("torch."),
         strides=None if _is_contiguous(shape, strides) else tuple(strides),
         alias_of=value.base.name if value.base is not None else None,
+        misaligned_bytes=_misaligned_bytes(value) if size else 0,
     )
+
+
+def _misaligned_bytes(value: Value) -> int:
+    if value.base is None or value.storage is None:
+        return 0
+
+    def start(each: Value) -> int:
+        assert each.geometry is not None
+        _, _, offset, dtype = each.geometry
+        return offset * dtype.itemsize
+
+    return (start(value) - start(value.storage.owner)) % ALIGNMENT
 
 
 def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:

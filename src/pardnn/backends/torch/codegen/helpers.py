@@ -12,14 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardnn.backends.torch.comm.wire_format import byte_view, has_strides
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.comm.wire_format import byte_view, has_strides, sendable
 
 #: Messages on their way, by number, each with what must live until it has arrived or left.
 pending: dict[int, tuple[Any, torch.Tensor]] = {}
 
 
-def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int]) -> None:
+def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int], ahead: int = 0) -> None:
     """Begin to send a tensor to another rank, which expects it with these strides.
 
     Args:
@@ -27,23 +26,25 @@ def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int]) -> N
         value: Must not change before `wait(number)`.
         to: The rank.
         strides: In elements, as they were captured.
+        ahead: Bytes of its storage that go ahead of its first element, which is not aligned.
     """
     if not has_strides(value, tuple(strides)):
         # Their readers would compute other last bits.
         raise RuntimeError(f"message {number} has strides {value.stride()}, captured: {strides}")
-    payload = elements_of(value).resolve_conj().resolve_neg().view(torch.uint8)
+    payload = byte_view(sendable(value, ahead), ahead)
     pending[number] = dist.isend(payload, to, tag=number), payload
 
 
-def receive(number: int, into: torch.Tensor, source: int) -> None:
+def receive(number: int, into: torch.Tensor, source: int, ahead: int = 0) -> None:
     """Begin to receive a tensor from another rank.
 
     Args:
         number: Of the message.
         into: Its place, which has a meaning after `wait(number)`.
         source: The rank.
+        ahead: See `send`.
     """
-    pending[number] = dist.irecv(byte_view(into), source, tag=number), into
+    pending[number] = dist.irecv(byte_view(into, ahead), source, tag=number), into
 
 
 def wait(number: int) -> None:

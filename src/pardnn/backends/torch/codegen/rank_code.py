@@ -26,6 +26,9 @@ from pardnn.backends.torch.comm.wire_format import (
     byte_view,
     has_strides,
     laid_out,
+    misaligned_buffer,
+    sendable,
+    span_elements,
 )
 from pardnn.backends.torch.devices import elements_of, strides_of
 from pardnn.backends.torch.ops.codec import flatten_result
@@ -41,9 +44,9 @@ from pardnn.plan.state_layout import shard_of
 _HELPERS: dict[str, FunctionType] = {
     function.__name__: function
     for function in (
-        contiguous_strides, elements_of, byte_view, has_strides, laid_out, box_view, box_copy,
-        copy_with_strides, compact, flatten_result, helpers.send, helpers.receive, helpers.wait,
-        helpers.copy_unless_there,
+        contiguous_strides, elements_of, byte_view, has_strides, laid_out, span_elements,
+        misaligned_buffer, sendable, box_view, box_copy, copy_with_strides, compact,
+        flatten_result, helpers.send, helpers.receive, helpers.wait, helpers.copy_unless_there,
     )
 }  # fmt: skip
 _IMPORTED = (
@@ -199,11 +202,12 @@ class _Writer:
                 value = f"torch.tensor({value}, dtype={spec.torch_dtype}, device=device)"
             elif not self.program.plan.keeps_bits:
                 value = f"laid_out({value}, {spec.strides})"
-            strides = f"strides={spec.strides}"
-            yield from filled("send(", [str(spec.number), value, f"to={spec.target}", strides])
+            parts = [str(spec.number), value, f"to={spec.target}", f"strides={spec.strides}"]
+            yield from filled("send(", [*parts, *_ahead(spec)])
         elif isinstance(action, Receive):
             place = self._place_of(spec)
-            yield f"receive({spec.number}, {place}, source={spec.source})"
+            parts = [str(spec.number), place, f"source={spec.source}", *_ahead(spec)]
+            yield from filled("receive(", parts)
         else:
             yield f"wait({spec.number})"
             if spec.is_scalar and spec.target == self.rank:
@@ -228,7 +232,15 @@ class _Writer:
             box = next(box for each, box in shards if each["tensor"] == spec.tensor)
             yield f"{place} = {self.calls.box(into, box)}"
             return
+        if spec.misaligned:
+            layout = [str(spec.shape), str(spec.strides), str(spec.torch_dtype), "device"]
+            yield from filled(f"{place} = misaligned_buffer(", [*layout, *_ahead(spec)])
+            return
         yield from self.calls.empty(place, spec.shape, spec.strides, spec.torch_dtype)
+
+
+def _ahead(spec: MessageSpec) -> list[str]:
+    return [f"ahead={spec.misaligned}"] if spec.misaligned else []
 
 
 def _lines_of(path: str) -> list[str]:

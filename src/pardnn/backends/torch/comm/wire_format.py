@@ -42,6 +42,8 @@ class MessageSpec(NamedTuple):
         strides: Of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
+        misaligned: Bytes of the payload ahead of the first element, as far as this is from an
+            aligned one: see `Tensor.misaligned_bytes`.
     """
 
     number: int
@@ -54,6 +56,7 @@ class MessageSpec(NamedTuple):
     strides: tuple[int, ...]
     producer: str
     consumer: str
+    misaligned: int = 0
 
     @property
     def is_scalar(self) -> bool:
@@ -89,18 +92,21 @@ def message_specs(
     for number, (message, consumer) in enumerate(zip(messages, consumers, strict=True)):
         tensor, producer = producers[message.tensor]
         shape, strides, size = _layout(tensor)
+        # Within another tensor a message has its place already, and what is ahead is not its own.
+        ahead = tensor.misaligned_bytes if size and message.into is None else 0
         specs.append(
             MessageSpec(
                 number=number,
                 tensor=tensor.name,
                 source=message.source,
                 target=message.target,
-                bytes=size,
+                bytes=size + ahead,
                 dtype=tensor.dtype or "",
                 shape=shape,
                 strides=strides,
                 producer=producer,
                 consumer=consumer,
+                misaligned=ahead,
             )
         )
     return tuple(specs)
@@ -118,24 +124,40 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             code="E821",
         )
     strides = strides_of(tensor)
-    return tensor.shape, strides, _span(tensor.shape, strides) * dtype.itemsize
+    if tensor.misaligned_bytes % dtype.itemsize:
+        raise UnsupportedError(
+            f"tensor {shown(tensor.name)} of type {tensor.dtype} cannot begin "
+            f"{tensor.misaligned_bytes} bytes behind an aligned one.\nCapture the step again.",
+            code="E821",
+        )
+    return tensor.shape, strides, span_elements(tensor.shape, strides) * dtype.itemsize
 
 
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return the number of elements from the first to the last, those in gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
-def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, in the order of its storage, without a copy."""
-    return elements_of(tensor).view(torch.uint8)
+def byte_view(tensor: torch.Tensor, ahead: int = 0) -> torch.Tensor:
+    """Return the bytes of a tensor, in the order of its storage, without a copy.
+
+    Args:
+        tensor: Whose.
+        ahead: Bytes of its storage ahead of its first element that come with them.
+    """
+    elements = elements_of(tensor)
+    if ahead:
+        more = ahead // tensor.itemsize
+        start = tensor.storage_offset() - more
+        elements = elements.as_strided((len(elements) + more,), (1,), start)
+    return elements.view(torch.uint8)
 
 
-def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
-    """Return the bytes of a host tensor; the caller keeps the tensor alive meanwhile."""
-    return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr()))
+def memory_of(tensor: torch.Tensor, num_bytes: int, ahead: int = 0) -> memoryview:
+    """Return the bytes of a host tensor, as `byte_view`; the caller keeps it alive meanwhile."""
+    return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr() - ahead))
 
 
 def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Tensor:
@@ -157,7 +179,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     if not has_strides(value, spec.strides):
         made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
         raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
-    return _resolved(value) if value.is_conj() or value.is_neg() else value
+    return sendable(value, spec.misaligned)
 
 
 def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
@@ -197,15 +219,37 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
     return made
 
 
-def _resolved(value: torch.Tensor) -> torch.Tensor:
-    """Return a lazily conjugated or negated tensor with its values in memory, strides kept."""
-    made = elements_of(value).resolve_conj().resolve_neg()
-    return made.as_strided(value.shape, value.stride(), 0)
+def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
+    """Return a tensor whose values are in memory, with `ahead` bytes of its storage ahead of it.
+
+    That is `value` itself, unless it is lazily conjugated or negated, or lies otherwise in its
+    storage than it was captured; then a copy with the same strides.
+    """
+    if value.is_conj() or value.is_neg():
+        made = elements_of(value).resolve_conj().resolve_neg()
+        value = made.as_strided(value.shape, value.stride(), 0)
+    if value.storage_offset() * value.itemsize >= ahead:
+        return value
+    made = misaligned_buffer(value.shape, value.stride(), value.dtype, value.device, ahead)
+    elements_of(made).copy_(elements_of(value))
+    return made
 
 
 def receive_buffer(spec: MessageSpec, device: torch.device) -> torch.Tensor:
     """Return a new buffer for the message to arrive in."""
+    if spec.misaligned:
+        dtype, ahead = spec.torch_dtype, spec.misaligned
+        return misaligned_buffer(spec.shape, spec.strides, dtype, device, ahead)
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=device)
+
+
+def misaligned_buffer(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: Any, ahead: int
+) -> torch.Tensor:
+    """Return a tensor that begins `ahead` bytes behind the beginning of its storage."""
+    start = ahead // dtype.itemsize
+    flat = torch.empty(start + span_elements(shape, strides), dtype=dtype, device=device)
+    return flat.as_strided(shape, strides, start)
 
 
 def received(spec: MessageSpec, buffer: torch.Tensor) -> Any:
