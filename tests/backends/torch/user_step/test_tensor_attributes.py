@@ -72,6 +72,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
         lambda m, o, x: m[0].weight.scale,
         lambda i, m, o: m[0].weight.scale.fill_(1.0 + i), 1,
     ),
+    "of a state that comes": (
+        lambda m, o, x: 2 if any(hasattr(s.get("exp_avg"), "f") for s in o.state.values()) else 1,
+        lambda i, m, o: i == 2 and set_on(o.state[m[0].weight]["exp_avg"], f=True), 2,
+    ),
+    "of a state": (
+        lambda m, o, x: getattr(o.state[m[0].weight].get("exp_avg"), "scale", 1.0),
+        lambda i, m, o: i == 2 and set_on(o.state[m[0].weight]["exp_avg"], scale=3.0), 2,
+    ),
     "that is not read": (
         lambda m, o, x: 1,
         lambda i, m, o: set_on(m[0].weight, mult=1.0 + i), 1,
