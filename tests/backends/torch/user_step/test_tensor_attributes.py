@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,16 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 def test_attributes_of_state(what: str) -> None:
     weight, between, expected = CASES[what]
     assert captures(weight, between) == expected
+
+
+def test_a_module_s_table_of_hooks_may_be_replaced() -> None:
+    def between(i: int, model: Any, _optimizer: Any) -> None:
+        if i == 0:
+            model[0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+        elif i == 2:
+            model[0]._forward_hooks = OrderedDict()
+
+    captures(lambda m, o, x: 1, between)
 
 
 def test_attributes_of_a_batch() -> None:

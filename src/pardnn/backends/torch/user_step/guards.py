@@ -317,7 +317,7 @@ class Guards:
         return self._classes_of(scaler)
 
     def _container(
-        self, path: str, holder: Any, is_used: Callable[[Any], bool]
+        self, path: str, holder: Any, is_used: Callable[[Any], bool], same: Collection[Any] = ()
     ) -> Iterator[tuple[str, Any]]:
         at = id(behind_view(holder))
 
@@ -326,8 +326,8 @@ class Guards:
 
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
-        self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left))
-        yield from ((dotted(path, key), item) for key, item in items.items())
+        self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left, same))
+        yield from ((dotted(path, key), x) for key, x in items.items() if key not in same)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
@@ -340,7 +340,7 @@ class Guards:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            is_known = key in ("training", "forward") or key in self._used
+            is_known = key in ("training", "forward", *_HOOK_TABLES) or key in self._used
             return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
@@ -348,7 +348,7 @@ class Guards:
                 self._parameters.append((dotted(path, key), parameter))
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
-        yield from self._container(path, attributes, is_used)
+        yield from self._container(path, attributes, is_used, _HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], _any_key)
