@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
@@ -406,6 +407,18 @@ def test_parameters_that_the_optimizer_does_not_hold_are_named() -> None:
     with pytest.raises(UnsupportedError, match=r"load_state_dict\(assign=True\)") as caught:
         fast(x, True)
     assert caught.value.code == "E808"
+
+
+def test_what_a_hook_computed_and_is_a_parameter_now_is_named() -> None:
+    step, model, optimizer, x = accumulating()
+    prune.l1_unstructured(model, "weight", 0.5)
+    fast = parallelize(step, model, optimizer, x, True, decide=scattered, device="cpu")
+    fast(x, True)
+    prune.remove(model, "weight")
+    with pytest.raises(UnsupportedError, match=r"'model\.weight' is a parameter now") as caught:
+        fast(x, True)
+    assert caught.value.code == "E808"
+    assert "prune.remove" in str(caught.value)
 
 
 def test_without_a_planner_a_change_is_refused() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import is_neg as is_negative
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
@@ -15,6 +17,12 @@ from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager
 
 Loss = Callable[..., Any]
+
+
+class Mode(enum.Enum):
+    """One of a user's."""
+
+    TRAIN = 1
 
 
 class Marked(torch.Tensor):
@@ -103,6 +111,67 @@ def test_the_model_s_parameter_may_be_given() -> None:
 
     given: dict[int, Any] = {}
     assert assert_leaves_as_eager(make, given=lambda i: {3: given[i]}) == 2
+
+
+@pytest.mark.parametrize("held", ["a buffer", "of a closure", "in a dictionary"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_whether_a_tensor_is_one_that_the_step_holds_is_not_asked(held: str, first: int) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        model, x, c = linear(), torch.ones(5, 4), torch.full((5, 4), 0.5)
+        model.register_buffer("c", c)
+        known = {"c": c}
+
+        def loss(model: Any, x: Any) -> torch.Tensor:
+            is_held = {
+                "a buffer": lambda: x is model.c, "of a closure": lambda: x is c,
+                "in a dictionary": lambda: any(x is each for each in known.values()),
+            }[held]()  # fmt: skip
+            return mean(model, x * 2 if is_held else x)
+
+        given.update({first: x, 1 - first: c})
+        return training(loss, model, given[0])
+
+    given: dict[int, Any] = {}
+    with pytest.raises(UnsupportedError, match=r"'batch.0' is the tensor that .* holds") as caught:
+        assert_leaves_as_eager(make, 4, given=lambda i: {2: given[i % 2]})
+    assert caught.value.code == "E804"
+
+
+ASKED: dict[str, Callable[[Any, Any], bool]] = {
+    "of a tensor": lambda model, x: type(x) is torch.Tensor,
+    "its name": lambda model, x: type(x).__name__ == "Tensor",
+    "of a parameter": lambda model, x: type(model.weight) is nn.Parameter,
+    "of a result": lambda model, x: type(model(x)) in {torch.Tensor},
+    "of a class": lambda model, x: isinstance(nn.Linear, type) and type(nn.Linear) is type(object),
+    "one made here": lambda model, x: issubclass(type("Made", (nn.Linear,), {}), nn.Module),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_the_class_of_a_tensor_is_that_of_an_eager_step(what: str) -> None:
+    def loss(model: Any, x: Any) -> torch.Tensor:
+        return mean(model, x) * (2 if ASKED[what](model, x) else 1)
+
+    assert captures(loss, linear, (torch.ones(5, 4),)) == 1
+
+
+def test_a_held_tensor_may_be_given_where_objects_of_other_kinds_are_compared() -> None:
+    c, mode = torch.full((5, 4), 0.5), Mode.TRAIN
+
+    def loss(model: Any, x: Any) -> torch.Tensor:
+        is_plain = mode is Mode.TRAIN and x is not None and type(model) is nn.Linear
+        return mean(model, x + c) * (2 if is_plain else 1)
+
+    assert captures(loss, linear, (torch.ones(5, 4),), (c,)) == 1
+
+
+def test_an_object_at_the_address_of_one_that_is_gone_is_another() -> None:
+    given, held = torch.zeros(2), [torch.zeros(2)]
+    tensors = BatchTensors({"x": given})
+    found = [{id(held[0]): "model.c"}, {}]
+    tensors.watch({"x": given}, lambda: found.pop(0), lambda _name: False)
+    assert not list(tensors.changes({"x": held[0]}))
 
 
 def test_strides_are_those_of_each_call() -> None:
@@ -194,6 +263,22 @@ def test_where_a_tensor_lies_is_not_asked(name: str) -> None:
     assert caught.value.code == "E804"
 
 
+@pytest.mark.parametrize("name", ["is_conj", "is_neg", "is_inference", "is_negative"])
+def test_a_function_of_torch_asks_as_the_method_does(name: str) -> None:
+    def asked(model: Any, x: torch.Tensor) -> torch.Tensor:
+        found = {
+            "is_conj": lambda: torch.is_conj(x), "is_neg": lambda: torch.is_neg(x),
+            "is_inference": lambda: torch.is_inference(x), "is_negative": lambda: is_negative(x),
+        }[name]()  # fmt: skip
+        return mean(model, x) * (2 if found else 1)
+
+    step, args, _ = training(asked, linear(), torch.ones(5, 4))
+    with pytest.raises(UnsupportedError, match=name[:6]) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+    assert torch.is_neg is is_negative
+
+
 def test_tensors_of_the_step_s_own_may_be_asked() -> None:
     def loss(model: Any, x: torch.Tensor) -> Any:
         return mean(model, x) * (1 + torch.cat([x, x])[5:].storage_offset())
@@ -219,7 +304,7 @@ def test_a_gradient_on_the_batch_is_told(caplog: pytest.LogCaptureFixture) -> No
 def test_a_tensor_that_the_model_holds_is_no_other_batch() -> None:
     given, held = torch.zeros(2), torch.zeros(2)
     tensors = BatchTensors({"x": given})
-    tensors.watch({"x": given}, {id(held): "model.weight"}, lambda _name: False)
+    tensors.watch({"x": given}, lambda: {id(held): "model.weight"}, lambda _name: False)
     assert not list(tensors.changes({"x": torch.zeros(2)}))
     (change,) = tensors.changes({"x": held})
     assert (change.name, change.then) == ("x", "a tensor of its own")

@@ -59,6 +59,19 @@ READS: dict[str, Callable[[Any], float]] = {
 }
 
 
+def test_single_dispatch_is_followed_and_what_is_registered_later() -> None:
+    @functools.singledispatch
+    def scale(_value: Any) -> float:
+        return 1.0
+
+    scale.register(int, lambda _value: 2.0)
+
+    def change(i: int) -> None:
+        scale.register(list, lambda _value: 3.0 + i // 2)
+
+    assert_follows(lambda loss: loss * scale([]) * scale(1), change)
+
+
 @pytest.mark.parametrize("kind", MADE)
 def test_an_object_behind_a_reference_is_guarded(kind: str) -> None:
     held = Held()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,14 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
         lambda m, o, x: m[0].weight.scale,
         lambda i, m, o: m[0].weight.scale.fill_(1.0 + i), 1,
     ),
+    "of a state that comes": (
+        lambda m, o, x: 2 if any(hasattr(s.get("exp_avg"), "f") for s in o.state.values()) else 1,
+        lambda i, m, o: i == 2 and set_on(o.state[m[0].weight]["exp_avg"], f=True), 2,
+    ),
+    "of a state": (
+        lambda m, o, x: getattr(o.state[m[0].weight].get("exp_avg"), "scale", 1.0),
+        lambda i, m, o: i == 2 and set_on(o.state[m[0].weight]["exp_avg"], scale=3.0), 2,
+    ),
     "that is not read": (
         lambda m, o, x: 1,
         lambda i, m, o: set_on(m[0].weight, mult=1.0 + i), 1,
@@ -83,6 +92,16 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 def test_attributes_of_state(what: str) -> None:
     weight, between, expected = CASES[what]
     assert captures(weight, between) == expected
+
+
+def test_a_module_s_table_of_hooks_may_be_replaced() -> None:
+    def between(i: int, model: Any, _optimizer: Any) -> None:
+        if i == 0:
+            model[0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+        elif i == 2:
+            model[0]._forward_hooks = OrderedDict()
+
+    captures(lambda m, o, x: 1, between)
 
 
 def test_attributes_of_a_batch() -> None:

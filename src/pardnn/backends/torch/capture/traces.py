@@ -19,6 +19,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
+from pardnn.backends.torch.capture.refusals.tensor_questions import check_told_apart
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.rewrites.tables import tables_inserted, tables_of
 from pardnn.backends.torch.capture.source_location import Locator
@@ -145,6 +146,7 @@ class Traces:
         found = outside(self.recorders.filled, (s for s in sources if s.name not in made_anew))
         gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
+        check_told_apart(self.step, objects, self.batch, tensors)
         numbers = chosen.sources(found, objects, names)
         kept = self.carried | {source.name: source.get() for source in gradients}
         self.held = kept if chosen.is_first else self.held

@@ -36,6 +36,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.sources import (
     Source,
     batch_indices,
+    names_by_id,
     outside,
     setting_entries,
     sources,
@@ -257,9 +258,9 @@ class Binding:
         filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
         self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
         batch = self.read(self.example())
-        held = [source for source in self.sources.values() if source.kind == "parameter"]
-        parameters = {id(source.get()): source.name for source in held}
-        self._of_tensors.watch(batch.tensors, parameters, self._guards.ignores)
+        of_batch = self._guards.of_batch
+        held = names_by_id(self.sources, self._passed, is_asked=of_batch.compares_objects)
+        self._of_tensors.watch(batch.tensors, held, of_batch.ignores)
         for index in self._batch:
             self._args[index] = None
         for name in self._passed:

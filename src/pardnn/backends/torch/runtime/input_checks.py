@@ -181,24 +181,25 @@ class BatchTensors:
         self._kinds = {name: kind_of(value) for name, value in tensors.items()}
         self._glance: dict[str, tuple[Any, ...]] = {}
         self._same: dict[str, str] = {}
-        self._parameters: Mapping[int, str] = {}
+        self._find: Callable[[], dict[int, str]] = dict
+        self._held: dict[int, str] = {}
         self._ignores: Callable[[str], bool] = self._kinds.__contains__
 
     def watch(
         self,
         tensors: Mapping[str, torch.Tensor],
-        parameters: Mapping[int, str],
+        held: Callable[[], dict[int, str]],
         ignores: Callable[[str], bool],
     ) -> None:
         """Note which tensors are one.
 
         Args:
             tensors: Those of the class.
-            parameters: Names of the parameters by id.
+            held: Returns the names of the tensors that the step's objects hold now, by id.
             ignores: Whether the step never reads the tensor of a name.
         """
-        self._parameters, self._ignores = parameters, ignores
-        self._same = _same_places(tensors, parameters)
+        self._find, self._held, self._ignores = held, held(), ignores
+        self._same = _same_places(tensors, self._held)
 
     def changes(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Change]:
         """Yield what differs in the tensors of another batch."""
@@ -208,7 +209,10 @@ class BatchTensors:
             if kinds == self._kinds:
                 self._glance = given
             yield from self._differing(self._kinds, kinds)
-        same = _same_places(tensors, self._parameters)
+        same = _same_places(tensors, self._held)
+        if same != self._same:  # the id may be that of a tensor that is gone
+            self._held = self._find()
+            same = _same_places(tensors, self._held)
         if same != self._same:
             yield from self._differing(self._same, same, "a tensor of its own")
 
@@ -226,7 +230,7 @@ def _same_places(tensors: Mapping[str, Any], held: Mapping[int, str]) -> dict[st
 
     Args:
         tensors: Of the batch, by name.
-        held: Names of the parameters by id.
+        held: Names of tensors by id.
     """
     ids = list(map(id, tensors.values()))
     if len(set(ids)) == len(ids) and held.keys().isdisjoint(ids):

@@ -292,6 +292,16 @@ class Variants:
                 code="E808",
                 details={"tensors": read[:20]},
             )
+        if variant.binding.sources[name].kind == "parameter":
+            raise UnsupportedError(
+                f"{shown(name)} is a parameter now, and the calls before computed it within the "
+                f"step, as the hooks of weight_norm and prune do ({len(read)} such): its values "
+                "are on no rank.\nUndo that on the whole model: fast.sync_model(), then "
+                "remove_weight_norm or prune.remove, a new optimizer of model.parameters(), and "
+                "parallelize again.",
+                code="E808",
+                details={"tensors": read[:20]},
+            )
         what = "a gradient" if name.endswith(".grad") else "a tensor"
         raise UnsupportedError(
             f"{shown(name)} is {what} that an earlier call left to this one, which takes another "

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.code_names import object_question
 from pardnn.backends.torch.user_step.item_guards import (
     ABSENT,
     VALUES,
@@ -50,6 +51,9 @@ class BatchGuards:
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
+
+    Attributes:
+        compares_objects: Whether the user's code may ask which object a tensor is.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class BatchGuards:
         self._names, self._used = names, used
         self._written, self._live, self._filled = written, live, filled
         self._ignored = _unread_arguments(step, names)
+        self.compares_objects = any(object_question(each.__code__) for each in used.functions)
         self._then: dict[int, dict[str, Any]] = {}
 
     def hold(self, batch: Mapping[int, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import sysconfig
@@ -13,6 +14,8 @@ from typing import Any
 _LIBRARY_ROOTS = tuple(
     {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
 )
+#: Functions of `operator` that tell one object from another.
+_IDENTITY = frozenset({"is_", "is_not"})
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
 
 
@@ -27,6 +30,24 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 def names_in(code: types.CodeType) -> list[str]:
     """Return the globals and attributes that a function names, those of inner functions last."""
     return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
+
+
+def object_question(code: types.CodeType) -> str | None:
+    """Return "file.py:line" where a function may ask which object a tensor is; None if nowhere.
+
+    `x is None`, `x is Mode.TRAIN` and `type(x) is Tensor` ask nothing of the kind: what stands on
+    the right is a constant, or has a name with a capital.
+    """
+    for each in codes_of(code):
+        before = ""
+        for at in dis.get_instructions(each):
+            named = at.argval if isinstance(at.argval, str) else ""
+            is_asked = at.opname == "IS_OP" and before != "LOAD_CONST"
+            if is_asked or named in _IDENTITY or (at.opname == "LOAD_GLOBAL" and named == "id"):
+                line = at.positions.lineno if at.positions else each.co_firstlineno
+                return f"{Path(each.co_filename).name}:{line}"
+            before = "LOAD_CONST" if named[:1].isupper() else at.opname
+    return None
 
 
 @functools.cache

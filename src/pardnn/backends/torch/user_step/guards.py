@@ -60,10 +60,10 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.parameter_guards import (
     ParameterGuards,
     hook_tables,
-    tensors_in_groups,
+    tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.references import behind_proxy, referred, registrations
+from pardnn.backends.torch.user_step.references import behind_proxy, cells, referred, registrations
 from pardnn.backends.torch.user_step.slots import behind_view, slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
@@ -105,6 +105,9 @@ class Guards:
         left: What the step itself leaves in places, and holds for as well, by place.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
+
+    Attributes:
+        of_batch: Those on what the batch holds.
     """
 
     def __init__(
@@ -153,12 +156,8 @@ class Guards:
         self._guards += library_guards(self._used, self._seen.values())
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(self._parameters)
-        self._of_batch = BatchGuards(step, names, self._used, written, live, filled)
-        self._of_batch.hold({i: arguments[i] for i in batch})
-
-    def ignores(self, name: str) -> bool:
-        """Whether an item of the batch lies in what the step's code never reads."""
-        return self._of_batch.ignores(name)
+        self.of_batch = BatchGuards(step, names, self._used, written, live, filled)
+        self.of_batch.hold({i: arguments[i] for i in batch})
 
     def changes(self, batch: dict[int, Any]) -> list[Change]:
         """Return what differs from the capture, in the order of the walk.
@@ -179,7 +178,7 @@ class Guards:
         found += self._attributes.changes()
         found += self._contents.changes()
         found += self._of_parameters.changes()
-        found += self._of_batch.changes(batch)
+        found += self.of_batch.changes(batch)
         return found
 
     def _pointers(self) -> list[tuple[int, int]]:
@@ -220,7 +219,7 @@ class Guards:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
-            yield from (*tensors_in_groups(path, value), *self._classes_of(value))
+            yield from (*tensors_held(path, value, self._used.of_users), *self._classes_of(value))
         elif isinstance(value, torch.amp.GradScaler):
             yield from self._scaler(path, value)
         elif isinstance(value, _BOUND):
@@ -318,7 +317,7 @@ class Guards:
         return self._classes_of(scaler)
 
     def _container(
-        self, path: str, holder: Any, is_used: Callable[[Any], bool]
+        self, path: str, holder: Any, is_used: Callable[[Any], bool], same: Collection[Any] = ()
     ) -> Iterator[tuple[str, Any]]:
         at = id(behind_view(holder))
 
@@ -327,8 +326,8 @@ class Guards:
 
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
-        self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left))
-        yield from ((dotted(path, key), item) for key, item in items.items())
+        self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left, same))
+        yield from ((dotted(path, key), x) for key, x in items.items() if key not in same)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
@@ -341,7 +340,7 @@ class Guards:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            is_known = key in ("training", "forward") or key in self._used
+            is_known = key in ("training", "forward", *_HOOK_TABLES) or key in self._used
             return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
@@ -349,15 +348,14 @@ class Guards:
                 self._parameters.append((dotted(path, key), parameter))
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
-        yield from self._container(path, attributes, is_used)
+        yield from self._container(path, attributes, is_used, _HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], _any_key)
         yield from self._classes_of(module)
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        names = function.__code__.co_freevars
-        for key, cell in zip(names, function.__closure__ or (), strict=False):
+        for key, cell in cells(function):
             try:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet

@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
-from pardnn.backends.torch.user_step.references import BYTES, behind_proxy, referred
+from pardnn.backends.torch.user_step.references import BYTES, behind_proxy, cells, referred
 from pardnn.backends.torch.user_step.slots import GlobalName, Slot, has_attributes, items_of
 from pardnn.backends.torch.user_step.used_names import users_functions
 
@@ -334,7 +334,7 @@ def _create_scaler_tensors(scaler: torch.amp.GradScaler) -> None:
 def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     function = entry.value
     entry = entry._replace(numeric=False)
-    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+    for key, cell in cells(function):
         try:
             item = cell.cell_contents
         except ValueError:  # not assigned yet

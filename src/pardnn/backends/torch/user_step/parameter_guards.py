@@ -182,10 +182,20 @@ def tensors_of_groups(
     return guards, kinds
 
 
-def tensors_in_groups(
-    path: str, optimizer: torch.optim.Optimizer
+def tensors_held(
+    path: str, optimizer: torch.optim.Optimizer, used: Collection[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that settings of an optimizer are, with their names."""
+    """Yield the tensors in the settings and in the state of an optimizer, with their names.
+
+    Args:
+        path: Dotted path to the optimizer.
+        optimizer: Of the step.
+        used: Names that the user's code mentions; only if `state` is one, it comes to the state.
+    """
+    for each in optimizer.state.values() if "state" in used else ():
+        held = each.items() if isinstance(each, dict) else ()
+        tensors = ((k, x) for k, x in held if isinstance(x, torch.Tensor))
+        yield from ((f"{path}.state.{key} of a parameter", tensor) for key, tensor in tensors)
     for i, group in enumerate(optimizer.param_groups):
         tensors = ((k, each) for k, each in group.items() if isinstance(each, torch.Tensor))
         yield from ((f"{path}.param_groups.{i}.{key}", tensor) for key, tensor in tensors)

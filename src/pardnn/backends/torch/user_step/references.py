@@ -93,6 +93,18 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((type(each).__name__, each) for each in members if not isinstance(each, _ATOMS))
 
 
+def cells(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
+    """Return the variables of a function that it shares with others, by name.
+
+    Without what `functools.singledispatch` has found so far: that follows from the functions that
+    are registered, which are looked at.
+    """
+    names, held = function.__code__.co_freevars, function.__closure__ or ()
+    is_dispatch = function.__code__.co_filename == functools.singledispatch.__code__.co_filename
+    found = zip(names, held, strict=False)
+    return [(key, x) for key, x in found if not (is_dispatch and key == "dispatch_cache")]
+
+
 def registrations(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the custom ops that code calls by name, and what tells which functions each has now.
 

@@ -9,7 +9,7 @@ the ops to live values; both name them by this module.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -133,6 +133,26 @@ def sources(
     """
     found = sources_of(walk_objects(step, list(args)), batch_indices(args))
     return (*found, *_missing(found, step, args, graph)) if graph is not None else found
+
+
+def names_by_id(
+    sources: Mapping[str, Source], passed: Collection[str], *, is_asked: bool
+) -> Callable[[], dict[int, str]]:
+    """Return what finds the names of the tensors that the objects of a step hold now, by id.
+
+    Args:
+        sources: Of the step, by name.
+        passed: Names of those that the batch holds.
+        is_asked: Whether the step may ask which object a tensor is; else only parameters count,
+            which a graph reads otherwise than tensors of a batch.
+    """
+    own = [x for x in sources.values() if is_asked or x.kind == "parameter"]
+    own = [source for source in own if source.name not in passed]
+
+    def find() -> dict[int, str]:
+        return {id(x): s.name for s in own if isinstance(x := s.get(), torch.Tensor)}
+
+    return find
 
 
 def batch_indices(args: Sequence[Any]) -> tuple[int, ...]:

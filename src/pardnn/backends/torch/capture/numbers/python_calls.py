@@ -68,19 +68,19 @@ def python_calls() -> Iterator[None]:
 def numbers_told(functions: Collection[types.FunctionType]) -> Iterator[None]:
     """Let the user's code see a symbol as a number: `assert isinstance(value, float)`.
 
-    torch's own code tells symbols from numbers. Functions that it imported by their names
-    (`from math import cos`) record their calls as well.
+    And a placeholder as a tensor: `type(x) is torch.Tensor`. torch's own code tells both apart.
+    Functions that it imported by their names (`from math import cos`) record their calls as well.
 
     Args:
         functions: The user's, which may run.
     """
-    asking = (each for each in functions if "isinstance" in names_in(each.__code__))
-    namespaces = {id(each.__globals__): each.__globals__ for each in asking}.values()
-    changed = [each for each in namespaces if "isinstance" not in each]
     with contextlib.ExitStack() as stack:
-        for namespace in changed:
-            namespace["isinstance"] = _is_instance
-            stack.callback(namespace.pop, "isinstance")
+        for name, new in (("isinstance", _is_instance), ("type", _Type)):
+            asking = (each for each in functions if name in names_in(each.__code__))
+            namespaces = {id(each.__globals__): each.__globals__ for each in asking}.values()
+            for namespace in [each for each in namespaces if name not in each]:
+                namespace[name] = new
+                stack.callback(namespace.pop, name)
         replace_globals(stack, functions, {id(real): new for real, new in _OF_MATH.values()})
         yield
 
@@ -90,6 +90,30 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     if isinstance(value, kinds) or node is None:
         return isinstance(value, kinds)
     return issubclass(node.kind, kinds)
+
+
+class _Asked(type):
+    """The class of what stands for `type` in the user's code."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the class of a value as an eager step sees it; with more arguments, a new one."""
+        value = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(value, FakeTensor):
+            return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+        node = node_of(value)
+        return type(*args, **kwargs) if node is None else node.kind
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        """Whether a value is a class."""
+        return isinstance(value, type)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        """Whether a class is one of classes."""
+        return issubclass(kind, type)
+
+
+class _Type(metaclass=_Asked):
+    """What stands for `type`."""
 
 
 def _is_of_torch() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -18,7 +18,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import (
+    is_library_file,
+    names_in,
+    object_question,
+)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.used_names import used_names
 from pardnn.errors import UnsupportedError
 
 _METHODS = (
@@ -26,6 +33,8 @@ _METHODS = (
     "storage", "storage_offset", "untyped_storage",
 )  # fmt: skip
 _PROPERTIES = ("_base", "_version")
+#: The same as functions of torch's, under the name that they have there.
+_FUNCTIONS = ("is_conj", "is_inference", "is_neg")
 
 
 @contextlib.contextmanager
@@ -41,10 +50,26 @@ def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType])
         for name in named.intersection(_METHODS):
             new = _asked(tracer, name, getattr(torch.Tensor, name))
             stack.enter_context(mock.patch.object(FakeTensor, name, new, create=True))
+        for name in _FUNCTIONS:
+            real = getattr(torch, name)
+            new = _asked(tracer, name, real)
+            for space, key in _places_of(real, functions):
+                stack.callback(space.__setitem__, key, real)
+                space[key] = new
         for name in named.intersection(_PROPERTIES):
             new = property(_asked(tracer, name, getattr(torch.Tensor, name).__get__))
             stack.enter_context(mock.patch.object(FakeTensor, name, new, create=True))
         yield
+
+
+def _places_of(
+    real: Callable[..., Any], functions: Collection[types.FunctionType]
+) -> list[tuple[dict[str, Any], str]]:
+    """Return where some functions find a function of torch's: namespaces, and keys in them."""
+    spaces = {id(space): space for each in functions for space in [each.__globals__]}
+    named = {name for each in functions for name in names_in(each.__code__)}
+    found = [(s, key) for s in spaces.values() for key in named if s.get(key) is real]
+    return [*found, *([(vars(torch), real.__name__)] if real.__name__ in named else [])]
 
 
 def _asked(tracer: Tracer, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +93,44 @@ def tensor_question(name: str, where: str | None) -> UnsupportedError:
         "Ask before the step, and pass the answer as an argument.",
         "E804",
     )
+
+
+def check_told_apart(
+    step: Callable[..., Any],
+    objects: ObjectGraph,
+    batch: Collection[int],
+    tensors: Sequence[Source],
+) -> None:
+    """Refuse a batch tensor that the step's objects hold, too, where the step may ask for that.
+
+    In a graph it is an input of its own: what it reads is what each call gives.
+
+    Args:
+        step: The user's step.
+        objects: What it reaches.
+        batch: Indices of the arguments that are the batch.
+        tensors: The sources that are tensors.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    given = {id(entry.value): entry.name for entry in objects.tensors if entry.argument in batch}
+    names: dict[int, list[str]] = {}
+    for source in tensors:
+        names.setdefault(id(source.get()), []).append(source.name)
+    both = [(given[key], each) for key, each in names.items() if key in given and len(each) > 1]
+    functions = used_names(step, objects.seen.values()).functions if both else ()
+    for where in filter(None, (object_question(each.__code__) for each in functions)):
+        name, others = both[0]
+        other = next(each for each in others if each != name)
+        raise unsupported.error_at(
+            where,
+            f"{name!r} is the tensor that the step holds as {other!r}, and the step asks which\n"
+            f"object a tensor is{unsupported.at(where)}: a graph takes the tensors of\n"
+            "a batch by what is in them.\n"
+            "Ask before the step, and pass the answer as an argument; or pass a clone.",
+            "E804",
+        )
 
 
 def given_tensor(name: str, what: str, instead: str) -> UnsupportedError:
