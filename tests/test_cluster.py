@@ -119,3 +119,14 @@ def test_other_version() -> None:
 def test_uniform_refuses(count: int, links: str) -> None:
     with pytest.raises(UsageError):
         Cluster.uniform(count, links=links)  # pyright: ignore[reportArgumentType]
+
+
+def test_other_limits_leave_all_else(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    write_cluster(Cluster.preset("dgx-v100", 2), path)
+    found, before = Cluster.load(path).limited(["1GiB", "2GiB"]), Cluster.load(path)
+    assert [device.memory for device in found.devices] == [1 << 30, 2 << 30]
+    assert found.limited("32GiB").devices[0].name == before.devices[0].name
+    assert found.seconds(0, 1, 1 << 20) == before.seconds(0, 1, 1 << 20)
+    with pytest.raises(UsageError, match="name 1 devices, but there are 2"):
+        found.limited(["1GiB"])

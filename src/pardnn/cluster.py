@@ -178,6 +178,22 @@ class Cluster:
         rate = Rate(bandwidth=parse_bandwidth(bandwidth), latency=parse_seconds(latency))
         return cls(devices=devices, default_link=rate, link_model=links)
 
+    def limited(self, memory: MemoryLimits) -> Cluster:
+        """Return the same devices and links with other memory limits.
+
+        Args:
+            memory: As of `uniform`.
+
+        Raises:
+            UsageError: E202, E203.
+        """
+        limits = Cluster.uniform(self.num_devices, memory=memory).devices
+        devices = (
+            replace(device, memory=limit.memory)
+            for device, limit in zip(self.devices, limits, strict=True)
+        )
+        return replace(self, devices=tuple(devices))
+
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
         """Read a `pardnn.cluster/1` file.

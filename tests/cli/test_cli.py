@@ -153,6 +153,8 @@ def test_a_plan_of_another_graph_exits_5(run_json: Run, tiny: Path, tmp_path: Pa
         (["plan", "{g}", "--devices", "2", "--links", "fast"], 2, "E201"),
         (["plan", "{g}", "--devices", "2", "--cluster", "cpu"], 2, "E205"),
         (["plan", "{g}", "--cluster", "dgx-v100:x"], 2, "E205"),
+        (["plan", "{g}", "--cluster", "dgx-v100:2", "--max-memory", "1KiB"], 3, "E301"),
+        (["plan", "{g}", "--cluster", "dgx-v100:2", "--max-memory", "1GiB,1GiB,1GiB"], 2, "E203"),
         (["plan", "{g}", "--devices", "2", "--algorithm", "magic"], 2, "E210"),
         (["plan", "{g}", "--devices", "2", "--reserve", "1"], 2, "E211"),
         (["plan", "{g}", "--devices", "2", "--objective", "fun"], 2, "E201"),

@@ -20,7 +20,8 @@ MaxMemory = Annotated[
     str | None,
     typer.Option(
         "--max-memory",
-        help="Hard limit per device, such as 16GiB, or one each: 16GiB,8GiB. Default: none.",
+        help="Hard limit per device, such as 16GiB, or one each: 16GiB,8GiB. Default: that of "
+        "--cluster, else none.",
     ),
 ]
 Bandwidth = Annotated[
@@ -82,7 +83,7 @@ def cluster_from_options(
         bandwidth: `--bandwidth`.
         latency: `--latency`.
         links: `--links`.
-        cluster: `--cluster`; then none of the others.
+        cluster: `--cluster`; then none of the others but `--max-memory`.
         of_this_machine: What is not given of links is measured here, instead of the default, they
             carry one message at a time, and devices are called what ranks here are.
         named: Else, what devices are called.
@@ -90,9 +91,10 @@ def cluster_from_options(
     Raises:
         UsageError: E205, if they contradict each other or name no cluster.
     """
+    sizes = None if max_memory is None else max_memory.split(",")
+    memory = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
     uniform = {
         "--devices": devices,
-        "--max-memory": max_memory,
         "--bandwidth": bandwidth,
         "--latency": latency,
         "--links": links,
@@ -101,10 +103,12 @@ def cluster_from_options(
         clash = [name for name, value in uniform.items() if value is not None]
         if clash:
             raise UsageError(
-                f"--cluster says everything about the devices; leave out {', '.join(clash)}",
+                f"--cluster says how many devices and links there are; leave out "
+                f"{', '.join(clash)}",
                 code="E205",
             )
-        return _named_cluster(cluster)
+        found = _named_cluster(cluster)
+        return found if memory is None else found.limited(memory)
     if devices is None:
         raise UsageError(
             "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
@@ -119,10 +123,9 @@ def cluster_from_options(
         named, model = ranks_named(), links or MEASURED_LINKS
         if devices > 1 and (bandwidth is None or latency is None):
             rate = local_rate() or rate
-    sizes = None if max_memory is None else max_memory.split(",")
     return Cluster.uniform(
         devices,
-        memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
+        memory=memory,
         bandwidth=rate.bandwidth if bandwidth is None else bandwidth,
         latency=rate.latency if latency is None else latency,
         links=model,  # pyright: ignore[reportArgumentType]
