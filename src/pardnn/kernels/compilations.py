@@ -16,11 +16,13 @@ class Compilations:
 
     Attributes:
         begun: How many were compiled, those within others and shares of other processes among them.
+        kept: What is said of them: a folder for them can be written, or none can.
     """
 
     def __init__(self) -> None:
         """Begin with none."""
         self.begun = 0
+        self.kept = "kept for later"
         self._under_way = 0
         self._watchers: list[Callable[[bool], None]] = []
 

@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 from pardnn.errors import printable
 from pardnn.kernels.compilations import COMPILATIONS
 
-_COMPILING = "; compiling kernels, which are kept for later: up to a minute or two"
+_COMPILING = "; compiling kernels, which are {kept}: up to a minute or two"
 
 
 @contextmanager
@@ -29,7 +29,11 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
     with Console(stderr=True, markup=False).status(printable(text)) as shown:
 
         def update() -> None:
-            shown.update(printable(line + _COMPILING * is_compiling))
+            shown.update(
+                printable(
+                    line + (_COMPILING.format(kept=COMPILATIONS.kept) if is_compiling else "")
+                )
+            )
 
         def show(other: str) -> None:
             nonlocal line

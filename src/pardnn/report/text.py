@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pardnn.errors import printable
 from pardnn.graph.ir import Graph
+from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
@@ -202,7 +203,7 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
     ]
     serial, step = result.serial_s, result.makespan_s
     faster = f", {serial / step:.2f} times as fast as one device" if serial and step else ""
-    kernels = "compile kernels, kept for later" if result.compiled else "load kernels"
+    kernels = f"compile kernels, {COMPILATIONS.kept}" if result.compiled else "load kernels"
     ops = f"{printable(graph.name)}: {len(graph.ops)} ops by {result.algorithm}"
     head = (
         f"{ops} on {cluster_text(cluster)}\n{_step_text(step, result.period_s)}{faster}; "
