@@ -123,7 +123,7 @@ assert (one(1), two(1)) == (2, 3)
 @pytest.mark.parametrize("text", [NO_CACHE, FULL_CACHE], ids=["no folder", "full"])
 def test_kernels_that_cannot_be_kept_run_all_the_same(text: str, tmp_path: Path) -> None:
     path = tmp_path / "kernels.py"
-    path.write_text(text)
+    path.write_text(f"{text}assert jit.COMPILATIONS.kept == 'not kept'\n")
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "0", "PYTHONPATH": str(ROOT / "src")}
     environment.pop("NUMBA_CACHE_DIR", None)
     done = subprocess.run(

@@ -29,11 +29,8 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
     with Console(stderr=True, markup=False).status(printable(text)) as shown:
 
         def update() -> None:
-            shown.update(
-                printable(
-                    line + (_COMPILING.format(kept=COMPILATIONS.kept) if is_compiling else "")
-                )
-            )
+            more = _COMPILING.format(kept=COMPILATIONS.kept) if is_compiling else ""
+            shown.update(printable(line + more))
 
         def show(other: str) -> None:
             nonlocal line
