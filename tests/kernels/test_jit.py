@@ -95,11 +95,11 @@ import numba
 from numba.core import caching
 for each in caching.CacheImpl._locator_classes:
     each.from_function = classmethod(lambda *_: None)
-from pardnn.kernels.jit import helper, kernel
-@helper
+from pardnn.kernels import jit
+@jit.helper
 def twice(x):
     return 2 * x
-@kernel
+@jit.kernel
 def four_times(x):
     return twice(twice(x))
 assert four_times(3) == 12
