@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import tempfile
 
 from pardnn import backends
+from pardnn.cost.host import usable_cores
 from pardnn.cost.table import cache_folder
 from pardnn.report.results import DoctorResult
 from pardnn.version import __version__
@@ -38,7 +38,7 @@ def examine() -> DoctorResult:
         numba=importlib.metadata.version("numba"),
         torch=torch_version,
         devices=tuple(devices),
-        cpu_cores=os.cpu_count() or 1,
+        cpu_cores=usable_cores(),
         cache=None if folder is None else str(folder),
         problems=tuple(problems),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from pardnn.api.simulate import check_plan
 from pardnn.backends.entry_point import load_entry_point
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.cluster import Cluster
+from pardnn.cost.host import usable_cores
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, read_plan
@@ -234,7 +234,7 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
     costs = known_costs(planned, threads=threads)
     if costs is None:
         return None
-    host = Host(cores=_cores(), links=links, threads=threads)
+    host = Host(cores=usable_cores(), links=links, threads=threads)
     return simulated_step(planned, plan, costs.on("accelerator"), host).seconds
 
 
@@ -245,17 +245,11 @@ def _sharing(plan: Plan, predicted: float | None) -> list[str]:
         plan: What was run.
         predicted: Seconds, of `shared_cores_seconds`.
     """
-    if predicted is not None or plan.num_devices <= _cores() or backends.this_device() != "cpu":
+    cores = usable_cores()
+    if predicted is not None or plan.num_devices <= cores or backends.this_device() != "cpu":
         return []
-    shared = f"{plan.num_devices} ranks shared {_cores()} cores"
+    shared = f"{plan.num_devices} ranks shared {cores} cores"
     return [f"{shared}; measured costs and `pardnn profile --links` predict the step for them, too"]
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _compared(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
+from pardnn.cost.host import usable_cores
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
@@ -155,7 +155,7 @@ _STEPS = {
 
 def _is_cold(kernel: Any) -> bool:
     """Whether a kernel is not in the cache, or older than its source, and can be kept there."""
-    if not hasattr(kernel, "stats") or (os.cpu_count() or 1) < 2:  # kernels run as plain Python
+    if not hasattr(kernel, "stats") or usable_cores() < 2:  # kernels run as plain Python
         return False
     if kernel.stats.cache_path is None:  # none can be kept: what a child compiles is lost
         return False
