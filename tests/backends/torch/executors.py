@@ -123,6 +123,22 @@ def perceptron(**settings: Any) -> models.Entry:
     return models.classify_step, (model, optimizer, x, y)
 
 
+def misaligned() -> models.Entry:
+    """Products with matrices that begin between multiples of 64 bytes: their last bits tell."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 41)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        rows = model(x)  # 38, 41
+        loss = (rows[1:, 1:] @ rows[0, 1:]).square().mean() + (rows[2:, 3:] @ rows[1, 3:]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(38, 8))
+
+
 def branches() -> models.Entry:
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])

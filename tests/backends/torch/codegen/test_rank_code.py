@@ -28,6 +28,7 @@ from tests.backends.torch.executors import (
     captured,
     eager,
     executor_of,
+    misaligned,
     on_ranks,
     perceptron,
 )
@@ -65,12 +66,12 @@ def by_code(factory: Factory, plan: Plan, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "factory", [perceptron, pytest.param(models.MODELS["gpt2"], marks=pytest.mark.long)]
+    "factory", [perceptron, misaligned, pytest.param(models.MODELS["gpt2"], marks=pytest.mark.long)]
 )
 def test_the_code_of_two_ranks_gives_the_bits_of_one_device(
     tmp_path: Path, factory: Factory
 ) -> None:
-    """Dropout, Adam's host numbers, views, in-place updates, messages of both kinds."""
+    """Dropout, Adam's host numbers, views, in-place updates, messages of all kinds."""
     plan = random_plan(captured(factory), 2, seed=1, num_clumps=20)
     assert by_code(factory, plan, tmp_path) == [eager(factory, None, STEPS)] * 2
 

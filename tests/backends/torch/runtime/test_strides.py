@@ -19,7 +19,14 @@ from pardnn.graph.ir import Graph, span_bytes
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import Plan
 from tests.backends.torch import models
-from tests.backends.torch.executors import STEPS, assert_equal, captured, eager, on_ranks
+from tests.backends.torch.executors import (
+    STEPS,
+    assert_equal,
+    captured,
+    eager,
+    misaligned,
+    on_ranks,
+)
 from tests.backends.torch.messages import LAYOUTS
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
@@ -59,22 +66,6 @@ def test_views_with_gaps_are_read_as_on_one_device(seed: int) -> None:
     for outcome in assert_equal(views, plan):
         _, _, measured, predicted = outcome.value
         assert measured <= predicted
-
-
-def misaligned() -> models.Entry:
-    """Products with matrices that begin between multiples of 64 bytes: their last bits tell."""
-    torch.manual_seed(0)
-    model = nn.Linear(8, 41)
-
-    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        rows = model(x)  # 38, 41
-        loss = (rows[1:, 1:] @ rows[0, 1:]).square().mean() + (rows[2:, 3:] @ rows[1, 3:]).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(38, 8))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
