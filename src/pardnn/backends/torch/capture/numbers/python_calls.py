@@ -197,7 +197,9 @@ def _looks_up(code: types.CodeType, at: int) -> bool:
     if done[-1].opname in ("CONTAINS_OP", "BINARY_SUBSCR"):
         return True
     begin = done[-1].positions and done[-1].positions[::2]
-    methods = [x for x in done if x.opname == "LOAD_METHOD" and x.positions[::2] == begin]
+    # Python 3.12 has one instruction for attributes and methods.
+    loads = [x for x in done if x.opname in ("LOAD_METHOD", "LOAD_ATTR")]
+    methods = [x for x in loads if x.positions and x.positions[::2] == begin]
     is_call = done[-1].opname in ("PRECALL", "CALL")
     return is_call and bool(methods) and methods[-1].argval == "get"
 

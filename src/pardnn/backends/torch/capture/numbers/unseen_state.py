@@ -14,6 +14,7 @@ import decimal
 import functools
 import random
 import types
+import warnings
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,9 @@ def _position(iterator: Any, depth: int) -> Any:
     if counted is not None:
         return counted
     try:
-        _, *parts = iterator.__reduce__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, in Python 3.12
+            _, *parts = iterator.__reduce__()
     except (TypeError, AttributeError, ValueError):
         return None
     return _positions(parts, depth)
