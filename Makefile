@@ -1,4 +1,4 @@
-# A clone, Python 3.11 or later, git and make are all that is needed.
+# A clone, Python 3.11 or 3.12, git and make are all that is needed.
 #
 #   make test      static checks and all tests      make demo    GPT-2 on four CPU ranks
 #   make lint      static checks alone              make bench   the quick placement benchmark
@@ -26,7 +26,7 @@
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
+PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
 	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz site \
@@ -45,10 +45,10 @@ compiled-rest compiled-ranks: compiled-%: jit
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt
 	@python=; for candidate in $(PYTHON_CANDIDATES); do \
-	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; \
 	  then python=$$candidate; break; fi; done; \
 	if [ -z "$$python" ]; then \
-	  echo "pardnn needs Python 3.11 or later; name one: make PYTHON=/path/to/python3.11"; exit 1; \
+	  echo "pardnn needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.11"; exit 1; \
 	fi; \
 	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,test]'
