@@ -24,6 +24,7 @@ from pardnn.backends.torch.capture.assigned.replaced_states import follow_replac
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
+from pardnn.backends.torch.capture.first_step.cached_tensors import check_counts
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
     class_attributes,
@@ -173,6 +174,7 @@ def run_noted(
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
         functions = used_names(step, objects.seen.values()).functions
+        check_counts(functions, objects.seen.values())
         stack.enter_context(numbers_told(functions))
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
