@@ -58,6 +58,11 @@ def halved(model: nn.Sequential, _: Any) -> None:
     model[2].weight.data = model[2].weight.data * 0.5
 
 
+def swapped(model: nn.Sequential, optimizer: Any) -> None:
+    torch.utils.swap_tensors(model[2].weight, nn.Parameter(rows(8, 8) - 1))
+    torch.utils.swap_tensors(momentum(model, optimizer)["momentum_buffer"], rows(8, 8))
+
+
 def nothing(_model: Any, _optimizer: Any) -> None:
     """Leave all as it is."""
 
@@ -71,6 +76,7 @@ TAKEN: list[Callable[[Any, Any], Any]] = [
     lambda m, o: setattr(momentum(m, o)["momentum_buffer"], "data", rows(8, 8)),
     vector,
     lambda m, o: m[2].weight.data.set_(rows(8, 8)),
+    swapped,
     lambda m, o: momentum(m, o).update(momentum_buffer=rows(8, 8)),
 ]
 

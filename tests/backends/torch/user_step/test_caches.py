@@ -16,10 +16,16 @@ from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager
 
 
-def captures(weight: Callable[[], Any], between: Callable[[int], Any], steps: int = 5) -> int:
-    """Compare a step whose loss is weighed by `weight()` with eager ones."""
+def captures(
+    weight: Callable[[], Any],
+    between: Callable[[int], Any],
+    steps: int = 5,
+    begin: Callable[[], Any] = lambda: None,
+) -> int:
+    """Compare a step whose loss is weighed by `weight()` with eager ones; `begin` before both."""
 
     def make() -> Any:
+        begin()
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -50,6 +56,79 @@ def test_a_cleared_cache_is_filled_with_what_is_read_then(clears: tuple[int, ...
             scaled.cache_clear()
 
     captures(lambda: scaled(2), between)
+
+
+def cached_weight(maxsize: int | None, config: dict[str, Any], between: Any) -> int:
+    """Compare steps that are weighed by a tensor in a cache; return how many were captured."""
+
+    @functools.lru_cache(maxsize)
+    def scaled(number: int) -> torch.Tensor:
+        return torch.arange(number) * config["weight"]
+
+    def begin() -> None:
+        config.update(weight=1.0, number=4)
+        scaled.cache_clear()
+
+    return captures(
+        lambda: scaled(config["number"]).sum(), lambda i: between(i, scaled), begin=begin
+    )
+
+
+@pytest.mark.parametrize("maxsize", [128, None])
+def test_a_cached_tensor_is_the_one_that_eager_steps_go_on_with(maxsize: int | None) -> None:
+    config: dict[str, Any] = {}
+
+    def between(i: int, _cache: Any) -> None:
+        config["number"] = (4, 5, 4, 5, 4)[i]
+
+    assert cached_weight(maxsize, config, between) == 2
+
+    def write(i: int, _cache: Any) -> None:
+        config["weight"] = 1.0 + i
+
+    with pytest.raises(UnsupportedError, match=r"scaled\(\) keeps a tensor in its cache") as caught:
+        cached_weight(maxsize, config, write)
+    assert caught.value.code == "E804"
+
+
+@pytest.mark.parametrize("maxsize", [128, None])
+def test_a_cache_of_tensors_that_is_cleared_is_filled_again(maxsize: int | None) -> None:
+    config: dict[str, Any] = {}
+
+    def between(i: int, cache: Any) -> None:
+        config["weight"] = (1.0, 3.0, 5.0, 5.0, 5.0)[i]
+        if i in (1, 2):
+            cache.cache_clear()
+            cache(7)
+
+    cached_weight(maxsize, config, between)
+
+    def once(i: int, cache: Any) -> None:
+        config["weight"] = (1.0, 3.0, 3.0, 5.0, 5.0)[i]
+        if i == 1:
+            cache.cache_clear()
+
+    with pytest.raises(UnsupportedError, match="keeps a tensor"):
+        cached_weight(maxsize, config, once)
+
+
+def test_another_tensor_for_another_key_is_no_change() -> None:
+    config: dict[str, Any] = {}
+
+    def between(i: int, _cache: Any) -> None:
+        config["weight"], config["number"] = (1.0, 4) if i < 2 else (3.0, 5)
+
+    assert cached_weight(128, config, between) == 2
+
+
+def test_what_a_cache_counts_is_not_asked() -> None:
+    @functools.cache
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    with pytest.raises(UnsupportedError, match=r"cache_info\(\) \(test_caches.py:") as caught:
+        captures(lambda: doubled(2) * doubled.cache_info().hits, lambda _i: None)
+    assert caught.value.code == "E804"
 
 
 def test_a_cache_that_fills_is_no_change() -> None:

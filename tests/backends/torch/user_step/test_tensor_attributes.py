@@ -81,6 +81,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
         lambda m, o, x: getattr(o.state[m[0].weight].get("exp_avg"), "scale", 1.0),
         lambda i, m, o: i == 2 and set_on(o.state[m[0].weight]["exp_avg"], scale=3.0), 2,
     ),
+    "that is listed": (
+        lambda m, o, x: 1 + ("no_decay" in dir(m[0].bias)) + 2 * ("mode" in dir(m)),
+        lambda i, m, o: i and set_on(m if i == 1 else m[0].bias, no_decay=True, mode=2), 3,
+    ),
     "that is not read": (
         lambda m, o, x: 1,
         lambda i, m, o: set_on(m[0].weight, mult=1.0 + i), 1,

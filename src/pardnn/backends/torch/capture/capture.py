@@ -268,6 +268,7 @@ class _Session:
         graph = self._assembled(name, trace, first, chosen, irregular, sharing)
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
+        self.traces.keep_cached()
         made = tuple(source.name for source, *_ in trace.made_anew)
         return Captured(graph, tuple(left), made, chosen.live, gradients_of_batch(trace))
 

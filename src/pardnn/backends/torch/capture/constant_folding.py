@@ -66,7 +66,7 @@ def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] |
         A tensor or number for each; None if one of them may differ from step to step, or takes
         too much memory to compute now.
     """
-    producers = _producers(values)
+    producers = producers_of(values)
     if producers is None:
         return None
     env: dict[Value, Any] = {}
@@ -82,7 +82,7 @@ def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] |
 
 def depends_on_constants(value: Value) -> bool:
     """Whether a value is the same in every step, and small enough to be computed at capture."""
-    return _producers([value]) is not None
+    return producers_of([value]) is not None
 
 
 def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
@@ -95,7 +95,7 @@ def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
     Returns:
         The results, fake tensors of the trace that is being made.
     """
-    producers = _producers(values)
+    producers = producers_of(values)
     assert producers is not None
     env: dict[Value, Any] = {}
     for call in calls:
@@ -116,7 +116,7 @@ def folded_list(value: Value, calls: Sequence[Call]) -> Any:
         return None if same is None else same[0].tolist()
 
 
-def _producers(values: Sequence[Value]) -> set[Call] | None:
+def producers_of(values: Sequence[Value]) -> set[Call] | None:
     """Return all calls that values depend on; None if a source or random call is among them."""
     stack: list[Call] = []
 

@@ -11,6 +11,7 @@ import contextvars
 import logging
 import random
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from pardnn.backends.torch.capture.assigned.replaced_states import follow_replac
 from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
+from pardnn.backends.torch.capture.first_step.cached_tensors import check_counts
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
     class_attributes,
@@ -56,7 +58,7 @@ from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_tensor_names
-from pardnn.backends.torch.user_step.object_graph import walk_objects
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.used_names import used_names
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told, without_addresses
 
@@ -172,7 +174,7 @@ def run_noted(
             is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
-        functions = used_names(step, objects.seen.values()).functions
+        functions = _functions(step, objects)
         stack.enter_context(numbers_told(functions))
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
@@ -196,6 +198,13 @@ def run_noted(
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)
+
+
+def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:
+    """Return the user's functions that may run, once what they ask of caches is checked."""
+    functions = used_names(step, objects.seen.values()).functions
+    check_counts(functions, objects.seen.values())
+    return functions
 
 
 def _run_asked(

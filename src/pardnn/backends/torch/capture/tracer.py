@@ -29,6 +29,7 @@ from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_
 from pardnn.backends.torch.capture.numbers.questions import NoCheck
 from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.rewrites.tensor_checks import CHECKS, tensor_check
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, CallArguments, Value, geometry_of
@@ -150,6 +151,10 @@ class Tracer(TorchDispatchMode):
             raise NoCheck
         if not isinstance(func, torch._ops.OpOverload):
             raise unsupported.untraceable(str(func), self.locator.line())
+        if func in CHECKS:
+            op, given, outcome, error = tensor_check(func, args)
+            flag = self.number_of(self.recorded(op, *given))
+            return self.scalars.questions.must_be(flag, outcome, error, self.locator.line())
         sig = signature(func)
         if sig.role is None:
             return self._call(func, sig, args, kwargs)

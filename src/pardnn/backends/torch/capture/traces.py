@@ -11,6 +11,7 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.fake_cache import FakeCache
+from pardnn.backends.torch.capture.first_step.cached_tensors import Made, check_cached, keep_cached
 from pardnn.backends.torch.capture.first_step.first_use import NOTHING_KEPT, KeptTensors
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
@@ -56,6 +57,7 @@ class Traces:
         recorders: Stand for what the step only fills or tells.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
+        cached: What the tensors in them are made of.
         held: Gradients that were there before the first trace, by name.
         carried: Those of them that the step reads: each call hands them on to the next.
         number: Of the last trace.
@@ -71,6 +73,7 @@ class Traces:
     recorders: Recorders
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
+    cached: Made = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
     number: int = -1
@@ -79,6 +82,10 @@ class Traces:
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
         clear_caches(self.caches)
+
+    def keep_cached(self) -> None:
+        """Note what eager steps would go on to find in the caches."""
+        keep_cached(self.cached)
 
     def objects(self) -> ObjectGraph:
         """Return what the step reaches now."""
@@ -170,6 +177,7 @@ class Traces:
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
                 self.number,
             )  # fmt: skip
+        check_cached(tracer, self.caches, self.cached)
         if chosen.tables is None and tracer.scalars.is_index_asked:
             trace.tables = tables_of(objects)
         return trace

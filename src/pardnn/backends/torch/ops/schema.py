@@ -36,9 +36,7 @@ _VIEWS_IN_PLACE = frozenset({
 _UNKNOWN_WORKSPACES = frozenset({"aten::_cudnn_rnn", "aten::miopen_rnn"})
 #: Namespaces of queries about a tensor and of profiler marks, which compute nothing.
 _QUERIES = frozenset({"prim", "profiler"})
-_NO_EFFECT = frozenset({
-    "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata",
-})  # fmt: skip
+_NO_EFFECT = frozenset({"aten::_assert_scalar", "aten::_assert_tensor_metadata"})
 #: The size of what these make depends on their numbers.
 _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 #: Their results depend on a whole storage, or they change the geometry of an argument.

@@ -85,7 +85,7 @@ _OVER = (
 def _check(value: bool, expected: bool, kind: str, message: str, line: str | None) -> None:
     if bool(value) == expected:
         return
-    error = getattr(builtins, kind, None)
+    error = getattr(builtins, kind, getattr(torch.linalg, kind, None))
     if error is SystemExit:
         print(f"the step exits{f' ({line})' if line else ''}: {message}", file=sys.stderr)
         raise SystemExit(int(message) if message.isdigit() else message)

@@ -11,8 +11,10 @@ that keeps the layout none is.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +87,7 @@ class LiveState:
         self._known: Any = WeakTensorKeyDictionary()
         self._num_storages = self._num_graphs = 0
         _LIVE.add(self)
+        torch.utils.swap_tensors = _swap_tensors
 
     @property
     def world(self) -> World:
@@ -147,6 +150,15 @@ class LiveState:
     def forget(self, tensor: torch.Tensor) -> None:
         """Take a tensor for a new one from here on, whole on every rank."""
         self._known.pop(tensor, None)
+
+    @contextlib.contextmanager
+    def released(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Hold no weak reference to some tensors while the context is open."""
+        known = [(each, self._known.pop(each, None)) for each in tensors]
+        try:
+            yield
+        finally:
+            self._known.update({each: held for each, held in known if held is not None})
 
     def shares_storage(self, tensor: torch.Tensor) -> bool:
         """Whether another tensor that is kept shared its storage with this one at first."""
@@ -297,6 +309,21 @@ def live_state_of(tensors: Iterable[torch.Tensor]) -> LiveState | None:
             code="E216",
         )
     return found[0] if found else None
+
+
+_SWAP = torch.utils.swap_tensors
+
+
+@functools.wraps(_SWAP)
+def _swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """Swap what two tensors are, which torch refuses where anything refers to them weakly.
+
+    Each stays the same object, so that it is followed as `p.data = x` is: see `rebound`.
+    """
+    with contextlib.ExitStack() as stack:
+        for live in list(_LIVE):
+            stack.enter_context(live.released((t1, t2)))
+        _SWAP(t1, t2)
 
 
 def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:

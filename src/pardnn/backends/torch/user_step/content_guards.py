@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import functools
+import inspect
 import locale
 import logging
 import operator
@@ -14,6 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -184,7 +187,7 @@ def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
     if isinstance(value, weakref.ref):
         return f"{path}()", functools.partial(weakref.ref.__call__, value)
     if _is_users_cache(value):
-        return f"how often {path}.cache_clear() was called", _Clearings(value)
+        return f"how often {path}.cache_clear() was called", Clearings(value)
     if isinstance(value, logging.Logger):
         return f"the level of {path}", functools.partial(_level, value)
     if isinstance(value, torch.library.CustomOpDef):
@@ -192,7 +195,7 @@ def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
     return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
 
 
-class _Clearings:
+class Clearings:
     """Counts how often a cache was cleared: eager steps fill it again, with what they read then.
 
     Args:
@@ -200,32 +203,52 @@ class _Clearings:
     """
 
     def __init__(self, cache: Any) -> None:
-        self._info, self._calls, self._count = cache.cache_info, 0, 0
+        self._cache, self._calls, self._count = weakref.ref(cache), 0, 0
         _CLEARINGS.add(self)
 
     def look_again(self) -> None:
         """Take the numbers of calls as they are."""
-        hits, misses, *_ = self._info()
-        self._calls = hits + misses
+        self._calls = _calls(self._cache())
 
     def __call__(self) -> int:
         """Return how often it was cleared since this was made, as far as it was looked at."""
-        hits, misses, *_ = self._info()
-        self._count += hits + misses < self._calls
-        self._calls = hits + misses
+        calls = _calls(self._cache())
+        self._count += calls < self._calls
+        self._calls = calls
         return self._count
 
 
 #: Those that are alive.
-_CLEARINGS: weakref.WeakSet[_Clearings] = weakref.WeakSet()
+_CLEARINGS: weakref.WeakSet[Clearings] = weakref.WeakSet()
+#: Calls that a cache counts once this package has cleared it, so that the user's clearing shows.
+_MARK = 256
+
+
+def _calls(cache: Any) -> int:
+    if cache is None:  # nobody can clear it any more
+        return 0
+    hits, misses, *_ = cache.cache_info()
+    return hits + misses
 
 
 def clear_caches(caches: Collection[Any]) -> None:
     """Clear caches of `functools`, which no guard takes for the user's doing."""
+    for each in _CLEARINGS if caches else ():
+        each()
     for cache in caches:
         cache.cache_clear()
+        _mark(cache)
     for each in _CLEARINGS if caches else ():
         each.look_again()
+
+
+def _mark(cache: Any) -> None:
+    """Let a cache count calls that run no code, as its function takes no such argument."""
+    function = cache.__wrapped__
+    if type(function) is FunctionType and not function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        for _ in range(_MARK):
+            with contextlib.suppress(TypeError):
+                cache(**{"a mark of pardnn": None})
 
 
 def _is_users_cache(value: Any) -> bool:

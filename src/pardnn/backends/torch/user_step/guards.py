@@ -89,7 +89,7 @@ _RUN = frozenset({
 #: Their items lie in what an attribute holds.
 _HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 #: Code that names one of them may ask a tensor for an attribute that it has not.
-_ASKING = frozenset({"hasattr", "getattr", "vars", "__dict__", "AttributeError"})
+_ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 

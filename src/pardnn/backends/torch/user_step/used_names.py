@@ -42,7 +42,9 @@ _NEVER_RUN = frozenset({
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
 _CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typing", "math"})
-_COMPUTED_NAMES = frozenset({"getattr", "vars", "__dict__", "locals", "globals", "attrgetter"})
+_COMPUTED_NAMES = frozenset({
+    "getattr", "vars", "dir", "getmembers", "__dict__", "locals", "globals", "attrgetter",
+})  # fmt: skip
 #: What has code of its own, beside that of its class.
 _WITH_CODE = (
     types.FunctionType, types.MethodType, types.ModuleType, type, staticmethod, classmethod,

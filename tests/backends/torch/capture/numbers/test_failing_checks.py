@@ -209,3 +209,67 @@ def test_a_check_says_that_the_update_is_made_and_the_advised_condition_leaves_i
     fast.close()
     assert found == expected
     assert "if torch.isfinite(loss): optimizer.step()" in error.__notes__[0]
+
+
+LinAlgError: type[Exception] = vars(torch.linalg)["LinAlgError"]
+
+
+def cholesky(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.cholesky(x * torch.eye(4)).sum()
+
+
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    torch.ops.aten._assert_async.msg(x > 0, "too small")
+    return x
+
+
+OF_OPS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = {
+    "cholesky": (cholesky, LinAlgError, "linalg.cholesky: .* not positive-definite"),
+    "inv": (
+        lambda x: torch.linalg.inv(x * torch.eye(3)).sum(),
+        LinAlgError, "linalg.inv: .* not invertible",
+    ),
+    "an assert": (asserted, RuntimeError, "^too small"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OPS)
+def test_what_an_op_checks_is_checked_in_each_step(name: str) -> None:
+    ask, kind, text = OF_OPS[name]
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any, z: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y) + ask(z)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model, x, y = small()
+    args = (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+    good, bad = torch.tensor(2.0), torch.tensor(0.0)
+    fast = parallelize(step, *args, good, device="cpu", decide=lambda g, n, _: random_plan(g, n))
+    copied, *_ = small()
+    expected = step(copied, torch.optim.SGD(copied.parameters(), lr=0.1), x, y, good)
+    assert torch.equal(fast(x, y, good), expected)
+    with pytest.raises(kind):
+        step(*args, bad)
+    with pytest.raises(kind, match=text):
+        fast(x, y, bad)
+    fast.close()
+
+
+def test_what_an_op_checks_of_constants_is_known_at_capture() -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        try:
+            loss = loss + cholesky(torch.tensor(-1.0))
+        except LinAlgError:
+            loss = loss * 3.0
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    model, x, _ = small()
+    graph = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), x)
+    assert not any("cholesky" in op.kind for op in graph.ops)

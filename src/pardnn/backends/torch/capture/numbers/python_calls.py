@@ -92,16 +92,20 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     return issubclass(node.kind, kinds)
 
 
+def class_of(value: Any) -> type:
+    """Return the type of a value, or of what an eager step has where a trace has it."""
+    if isinstance(value, FakeTensor):
+        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+    node = node_of(value)
+    return type(value) if node is None else node.kind
+
+
 class _Asked(type):
     """The class of what stands for `type` in the user's code."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the class of a value as an eager step sees it; with more arguments, a new one."""
-        value = args[0] if len(args) == 1 and not kwargs else None
-        if isinstance(value, FakeTensor):
-            return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
-        node = node_of(value)
-        return type(*args, **kwargs) if node is None else node.kind
+        return class_of(args[0]) if len(args) == 1 and not kwargs else type(*args, **kwargs)
 
     def __instancecheck__(cls, value: Any) -> bool:
         """Whether a value is a class."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pardnn.backends.torch.capture.numbers.failing_way import FailingWay
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.trace_ir import ITEM
-from pardnn.backends.torch.ops.host_scalars import HostNode
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.errors import UserCodeError
 
 #: Each check takes up to two traces as far as to it.
@@ -106,6 +107,22 @@ class Questions:
         way = FailingWay(0, (), {}, (), [text])
         self.on_check(node, Check(False, "RuntimeError", line, way, "no_nan"))
         return False
+
+    def must_be(self, flag: Any, outcome: bool, error: Exception, line: str | None) -> None:
+        """Note a check that an op makes.
+
+        Args:
+            flag: What it asks: a bool, or a symbol.
+            outcome: Of the flag where it does not raise.
+            error: That it raises; at once, where the flag is the same in every step.
+            line: Of the call.
+        """
+        node = node_of(flag)
+        if node is not None:
+            kind = type(error).__name__.removeprefix("_")
+            self.on_check(node, Check(outcome, kind, line, FailingWay(0, (), {}, (), [str(error)])))
+        elif flag is not outcome:
+            raise error
 
     def _tried(self, node: HostNode, line: str | None) -> bool:
         """Begin the trial and return its outcome."""

@@ -4,8 +4,9 @@ Problem: `float(loss)` and `"%.3f" % loss.item()` are answered in C, which needs
 
 Idea: while a step is traced, the user's functions run with other constants and names: a text with
 a "%" is one of a class that makes marks (`texts`), and calls of `float`, `int` and `bool` go to
-functions that take a tensor for its number, and a symbol for one of the type wanted. Nothing else
-of the code changes, neither its length nor its lines. What is no symbol goes to Python's own
+functions that take a tensor for its number, and a symbol for one of the type wanted. So does
+`x.__class__`, as nothing can be set in its place on a class. Nothing else of the code changes,
+neither its length nor its lines. What is no symbol goes to Python's own
 functions, and so do symbols but those that only a run knows, where a text is made of them.
 
 Complexity: O(code of the user's functions), once for each.
@@ -19,7 +20,9 @@ import dis
 import functools
 import logging
 import math
+import opcode
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -28,6 +31,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.capture.numbers.python_calls import class_of
 from pardnn.backends.torch.capture.numbers.texts import Texts
 from pardnn.backends.torch.ops.host_scalars import choose, node_of
 from pardnn.backends.torch.ops.number_texts import PERCENT
@@ -47,9 +51,10 @@ def conversions_followed(functions: Iterable[types.FunctionType], texts: Texts) 
         texts: Makes marks of numbers.
     """
     changed = {
-        id(each): (each, each.__code__, _followed(each.__code__, each.__code__.co_filename))
+        id(each): (each, code, _followed(code, code.co_filename, has_own=has_own))
         for each in functions
-        if not _CALLED.keys() & each.__globals__.keys()
+        for code in [each.__code__]
+        for has_own in [not _CALLED.keys().isdisjoint(each.__globals__)]
     }
     with contextlib.ExitStack() as stack:
         for name, call in _CALLED.items():
@@ -65,14 +70,24 @@ def conversions_followed(functions: Iterable[types.FunctionType], texts: Texts) 
 
 
 @functools.lru_cache(1024)
-def _followed(code: types.CodeType, _file: str) -> types.CodeType:
+def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeType:
     """Return code with other constants and names; the same object if nothing is to change.
 
     Codes of two files may be equal.
+
+    Args:
+        code: Of the user's.
+        has_own: Whether `float` or `int` is a global of its module, so that its calls stay.
     """
-    consts = tuple(map(_constant, code.co_consts))
+    consts = [_constant(value, has_own=has_own) for value in code.co_consts]
     names, content = [*code.co_names], bytearray(code.co_code)
+    is_same = all(a is b for a, b in zip(consts, code.co_consts, strict=True))
     for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD") and each.argval == "__class__":
+            consts += [] if consts[-1:] == [_CLASS_OF] else [_CLASS_OF]
+            _ask_class(content, each, len(consts) - 1)
+        if has_own:
+            continue
         # A name that is called is loaded together with a place for `self`.
         if each.opname != "LOAD_GLOBAL" or not (each.arg or 0) & 1 or each.argval not in _CALLED:
             continue
@@ -81,16 +96,62 @@ def _followed(code: types.CodeType, _file: str) -> types.CodeType:
         argument = names.index(other) << 1 | 1
         if argument < 256:
             content[each.offset + 1] = argument
-    is_same = all(a is b for a, b in zip(consts, code.co_consts, strict=True))
     if is_same and bytes(content) == code.co_code:
         return code
-    return code.replace(co_consts=consts, co_names=tuple(names), co_code=bytes(content))
+    return code.replace(
+        co_consts=tuple(consts), co_names=tuple(names), co_code=bytes(content),
+        co_stacksize=code.co_stacksize + 1,
+    )  # fmt: skip
 
 
-def _constant(value: Any) -> Any:
+def _ask_class(content: bytearray, at: dis.Instruction, const: int) -> None:
+    """Put `_CLASS_OF >> x` in the place of `x.__class__`, which is as long or longer.
+
+    Args:
+        content: Of the code.
+        at: The instruction that loads the attribute.
+        const: Index of `_CLASS_OF`.
+    """
+    begin = at.offset
+    if begin and content[begin - 2] == dis.EXTENDED_ARG:
+        content[begin - 2 : begin] = bytes([_OP["NOP"], 0])
+    words = [
+        dis.EXTENDED_ARG, const >> 8, _OP["LOAD_CONST"], const & 255,
+        _OP["SWAP"], 2, _OP["BINARY_OP"], _SHIFT, _OP["CACHE"], 0,
+    ]  # fmt: skip
+    if _is_called(at):  # a place for `self` belongs to it
+        words += [_OP["PUSH_NULL"], 0]
+        words += [_OP["SWAP"], 2] if sys.version_info < (3, 13) else []
+    content[begin : begin + len(words)] = bytes(words)
+    for i in range(begin + len(words), len(content), 2):
+        if content[i] != _OP["CACHE"]:
+            break
+        content[i] = _OP["NOP"]
+
+
+def _is_called(at: dis.Instruction) -> bool:
+    has_flag = at.opname == "LOAD_ATTR" and sys.version_info >= (3, 12)
+    return at.opname == "LOAD_METHOD" or (has_flag and bool((at.arg or 0) & 1))
+
+
+def _constant(value: Any, *, has_own: bool) -> Any:
     if isinstance(value, types.CodeType):
-        return _followed(value, value.co_filename)
+        return _followed(value, value.co_filename, has_own=has_own)
     return _Percent(value) if type(value) is str and _SPEC.search(value) else value
+
+
+class _ClassOf:
+    """What tells the class of a value as an eager step sees it: `_CLASS_OF >> value`."""
+
+    def __rshift__(self, value: Any) -> Any:
+        """Return a value's `__class__`."""
+        return class_of(value) if _is_symbol(value) else value.__class__
+
+
+_CLASS_OF = _ClassOf()
+_OP = dis.opmap
+#: The argument of `BINARY_OP` for `>>`.
+_SHIFT = next(i for i, (_, sign) in enumerate(opcode._nb_ops) if sign == ">>")  # type: ignore[attr-defined]
 
 
 class _Percent(str):

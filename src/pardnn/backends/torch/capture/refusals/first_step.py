@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
 from pardnn.errors import UnsupportedError
@@ -55,4 +56,35 @@ def kept_of_numbers(name: str) -> UnsupportedError:
         "Run one step of your own before capturing, or make the tensor before the step.",
         code="E806",
         details={"state": name},
+    )
+
+
+def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
+    """Return E804: a cached tensor is made of what changes, and eager steps keep the old one.
+
+    Args:
+        function: The user's, that has the cache.
+    """
+    name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+    return UnsupportedError(
+        f"{name}() keeps a tensor in its cache, and what it makes it of changes: from then on the\n"
+        "tensor is another than the one that eager steps go on with.\n"
+        f"Call {name}.cache_clear() where you change it, or pass what changes as an argument.",
+        code="E804",
+        details={"function": name},
+    )
+
+
+def cache_counts(where: str) -> UnsupportedError:
+    """Return E804: the step asks how often a cache was hit.
+
+    Args:
+        where: "file.py:line" of the user's code.
+    """
+    return error_at(
+        where,
+        f"the step calls cache_info(){at(where)}: what a cache counts while the\n"
+        "step is captured, no call goes on counting.\n"
+        "Ask before the step, or count the calls in an attribute: such numbers are followed.",
+        "E804",
     )

@@ -1,0 +1,49 @@
+"""Ops that only raise, where their tensor holds what it must not: of `torch.linalg`, and asserts.
+
+Fake tensors hold nothing, so such an op does nothing in a trace, and no graph would have it. Each
+is a check of the step instead, as `if info.any(): raise` would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+_ATEN = torch.ops.aten
+_LINALG = _ATEN._linalg_check_errors.default
+#: Those that raise.
+CHECKS = frozenset({_LINALG, _ATEN._assert_async.default, _ATEN._assert_async.msg})
+
+
+class TensorCheck(NamedTuple):
+    """What an op asks of its tensor.
+
+    Attributes:
+        op: Tells whether the tensor holds what it must not, or must.
+        args: Of it.
+        outcome: Of it where nothing is raised.
+        error: Raised otherwise.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    outcome: bool
+    error: Exception
+
+
+def tensor_check(func: torch._ops.OpOverload, args: Sequence[Any]) -> TensorCheck:
+    """Return what a call of one of `CHECKS` asks.
+
+    Args:
+        func: The op.
+        args: Its positional arguments.
+    """
+    tensor, *texts = args
+    if func is _LINALG:
+        why = "positive-definite" if "cholesky" in texts[0] else "invertible"
+        error = torch._C._LinAlgError(f"{texts[0]}: the input is not {why}, or has a NaN.")
+        return TensorCheck(_ATEN.any.default, (tensor,), outcome=False, error=error)
+    text = [*texts, "Expected Tensor with single nonzero value, but got zero"][0]
+    return TensorCheck(_ATEN.ne.Scalar, (tensor, 0), outcome=True, error=RuntimeError(text))
