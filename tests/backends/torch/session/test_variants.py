@@ -506,3 +506,9 @@ def test_a_place_that_two_guards_watch_is_told_once() -> None:
     changes = [Change("a", 1, 2), Change("a", 1, 2), *(Change(f"b{i}", i, None) for i in range(4))]
     expected = "'a' is 2, but was 1; 'b0' is None, but was 0; 'b1' is None, but was 1 (and 2 more)"
     assert told(changes) == expected
+
+
+def test_what_has_changed_is_told_in_one_line() -> None:
+    changes = [Change("mask", None, torch.zeros(2, 9)), Change("text", "a", "b\n  c")]
+    expected = r"'mask' is a tensor of shape [2, 9], but was None; 'text' is 'b\n c', but was 'a'"
+    assert told(changes) == expected

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.errors import MismatchError, shown, without_addresses
 
@@ -119,7 +121,10 @@ def told(changes: Sequence[Change]) -> str:
 
 
 def _text(value: Any) -> str:
-    return without_addresses(repr(value))[:60]
+    """Return a value in one line; a tensor's numbers would take several."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return " ".join(without_addresses(repr(value)).split())[:60]
 
 
 def changed_values(changes: Sequence[Change]) -> MismatchError:
