@@ -34,7 +34,7 @@ class RankTimes:
         op: Names of its ops, in the order in which it runs them.
         start_s: When each begins.
         seconds: How long each takes.
-        tensor: What it receives, in the order in which it waits for it.
+        tensor: What it waits for, in that order: to come, or, of what it sends, to have left.
         wait_start_s: When it begins to wait for each.
         wait_s: How long it waits.
     """

@@ -25,13 +25,12 @@ class Recorder:
     Args:
         actions: What the rank does in a step.
         specs: Of all messages.
-        rank: This rank.
 
     Attributes:
         steps: Steps recorded so far.
     """
 
-    def __init__(self, actions: Sequence[Action], specs: Sequence[MessageSpec], rank: int) -> None:
+    def __init__(self, actions: Sequence[Action], specs: Sequence[MessageSpec]) -> None:
         self.steps = 0
         self._rows: deque[np.ndarray] = deque(maxlen=MOST_STEPS)
         self._ops: list[tuple[int, str]] = []
@@ -39,7 +38,7 @@ class Recorder:
         for number, action in enumerate(actions):
             if isinstance(action, Compute):
                 self._ops.append((number, action.op))
-            elif isinstance(action, Wait) and specs[action.message].target == rank:
+            elif isinstance(action, Wait):
                 self._waits.append((number, specs[action.message].tensor))
 
     def begin(self) -> list[float]:

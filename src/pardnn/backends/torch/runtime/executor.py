@@ -274,7 +274,7 @@ class Executor:
 
     def record(self) -> None:
         """Take the times of what runs from the second step on."""
-        self.recorder = Recorder(self._actions, self.program.specs, self.rank)
+        self.recorder = Recorder(self._actions, self.program.specs)
 
     def run_code(self, step: CodeStep) -> None:
         """Run generated code in the place of the actions; its memory is not measured."""
