@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -178,11 +178,11 @@ class Cluster:
         rate = Rate(bandwidth=parse_bandwidth(bandwidth), latency=parse_seconds(latency))
         return cls(devices=devices, default_link=rate, link_model=links)
 
-    def limited(self, memory: MemoryLimits) -> Cluster:
+    def limited(self, memory: int | str | Sequence[int | str]) -> Cluster:
         """Return the same devices and links with other memory limits.
 
         Args:
-            memory: As of `uniform`.
+            memory: One size for all devices, or one for each.
 
         Raises:
             UsageError: E202, E203.

@@ -70,10 +70,10 @@ def delivered(value: torch.Tensor) -> torch.Tensor:
     """What arrives of a tensor: its bytes, moved as a channel moves them."""
     spec = spec_of(0, "x", value)
     buffer = receive_buffer(spec, CPU)
-    sent = byte_view(payload_of(spec, value, CPU), spec.misaligned)
+    sent = byte_view(payload_of(spec, value, CPU), spec.misaligned_bytes)
     assert sent.numel() == spec.bytes == buffer.untyped_storage().nbytes()
     if spec.bytes:
-        byte_view(buffer, spec.misaligned).copy_(sent)
+        byte_view(buffer, spec.misaligned_bytes).copy_(sent)
     return buffer
 
 

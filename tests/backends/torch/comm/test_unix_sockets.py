@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.comm import unix_sockets
+from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.unix_sockets import LocalLinks
 from pardnn.backends.torch.comm.wire_format import MessageSpec, memory_of
 from tests.backends.torch.ranks import connect, run_ranks
@@ -40,6 +41,16 @@ def spec_of(number: int, source: int, size: int) -> MessageSpec:
     )
 
 
+def posted(channel: Channel, specs: list[MessageSpec], rank: int) -> None:
+    """Post this rank's end of each message, whose bytes all are its number."""
+    for spec in specs:
+        if rank == spec.source:
+            channel.send(spec, filled(spec.bytes, spec.number))
+        else:
+            channel.allocate(spec)
+            channel.receive(spec)
+
+
 def test_messages_arrive_in_the_order_of_their_posts(pair: Pair) -> None:
     here, there = pair
     sent = [filled(size, size % 251) for size in (1, 1000, 7, 40_000)]
@@ -60,12 +71,7 @@ def test_more_than_the_buffers_hold_goes_both_ways_at_once() -> None:
         assert channel.local is not None
         size, count = channel.local.limit_bytes, 9
         specs = [spec_of(i, i % 2, size) for i in range(2 * count)]
-        for spec in specs:
-            if spec.source == rank:
-                channel.send(spec, filled(size, spec.number))
-            else:
-                channel.allocate(spec)
-                channel.receive(spec)
+        posted(channel, specs, rank)
         for spec in specs:
             if spec.source == rank:
                 channel.wait(spec)
@@ -88,20 +94,12 @@ def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> No
         specs = [spec_of(i, 0, small) for i in range(9)]
         source = 1 if late == "push" else 0
         last = spec_of(9, source, large)
-        for spec in specs:
-            if rank == 0:
-                channel.send(spec, filled(small, spec.number))
-            else:
-                channel.allocate(spec)
-                channel.receive(spec)
+        posted(channel, specs, rank)
         time.sleep(0.3 * rank)  # all that fits into the buffers is in them
         values = []
         for spec in [last, *specs] if rank != source else [*specs, last]:
-            if spec is last and rank == source:
-                channel.send(spec, filled(large, spec.number))
-            elif spec is last:
-                channel.allocate(spec)
-                channel.receive(spec)
+            if spec is last:
+                posted(channel, [last], rank)
             values.append((spec.number, channel.wait(spec)))
         return all(value is None or bool((value == number).all()) for number, value in values)
 
@@ -118,12 +116,7 @@ def test_messages_move_beside_a_long_op() -> None:
         assert channel.local is not None
         size = channel.local.limit_bytes
         specs = [spec_of(i, 0, size) for i in range(9)]  # more than the buffers hold
-        for spec in specs:
-            if rank == 0:
-                channel.send(spec, filled(size, spec.number))
-            else:
-                channel.allocate(spec)
-                channel.receive(spec)
+        posted(channel, specs, rank)
 
         def op(_env: object) -> None:
             end = time.monotonic() + 4.0

@@ -30,7 +30,7 @@ def test_a_tensor_is_sent_without_a_copy() -> None:
         if not isinstance(value, torch.Tensor) or value.numel() == 0:
             continue
         spec = spec_of(0, name, value)
-        payload = byte_view(payload_of(spec, value, CPU), spec.misaligned)
+        payload = byte_view(payload_of(spec, value, CPU), spec.misaligned_bytes)
         is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
         assert is_shared == (not value.is_conj()), name
         assert payload.dtype == torch.uint8
@@ -58,10 +58,10 @@ def test_a_tensor_that_is_aligned_otherwise_than_captured_arrives_as_captured(ma
     captured = torch.arange(9).to(torch.complex64)[3:]
     value = captured.clone() if made == "fresh" else captured.clone().conj()
     spec = spec_of(0, "x", captured)
-    assert spec.misaligned == 24
-    payload = byte_view(payload_of(spec, value, CPU), spec.misaligned)
+    assert spec.misaligned_bytes == 24
+    payload = byte_view(payload_of(spec, value, CPU), spec.misaligned_bytes)
     buffer = receive_buffer(spec, CPU)
-    byte_view(buffer, spec.misaligned).copy_(payload)
+    byte_view(buffer, spec.misaligned_bytes).copy_(payload)
     assert torch.equal(buffer, value)
     assert buffer.storage_offset() == 3
 

@@ -232,7 +232,7 @@ class _Writer:
             box = next(box for each, box in shards if each["tensor"] == spec.tensor)
             yield f"{place} = {self.calls.box(into, box)}"
             return
-        if spec.misaligned:
+        if spec.misaligned_bytes:
             layout = [str(spec.shape), str(spec.strides), str(spec.torch_dtype), "device"]
             yield from filled(f"{place} = misaligned_buffer(", [*layout, *_ahead(spec)])
             return
@@ -240,7 +240,7 @@ class _Writer:
 
 
 def _ahead(spec: MessageSpec) -> list[str]:
-    return [f"ahead={spec.misaligned}"] if spec.misaligned else []
+    return [f"ahead={spec.misaligned_bytes}"] if spec.misaligned_bytes else []
 
 
 def _lines_of(path: str) -> list[str]:

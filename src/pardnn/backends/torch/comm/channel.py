@@ -142,11 +142,11 @@ class Channel:
         if self._is_local(spec, spec.target):
             assert self.local is not None
             work = self.local.send(
-                spec.target, memory or memory_of(payload, spec.bytes, spec.misaligned)
+                spec.target, memory or memory_of(payload, spec.bytes, spec.misaligned_bytes)
             )
             self._posted(_Pending(work if work.left else None, spec, True, (payload,), None))
             return
-        payload = byte_view(payload, spec.misaligned)
+        payload = byte_view(payload, spec.misaligned_bytes)
         if self._staged:
             payload = payload.to(self._transport_device)
         self._post(spec, payload, sending=True)
@@ -164,7 +164,7 @@ class Channel:
         if self._is_local(spec, spec.source):
             assert self.local is not None
             buffer = self._buffers[spec.number]
-            memory = memory or memory_of(buffer, spec.bytes, spec.misaligned)
+            memory = memory or memory_of(buffer, spec.bytes, spec.misaligned_bytes)
             work = self.local.receive(spec.source, memory)
             self._posted(_Pending(work, spec, False, (buffer,), None))
             return
@@ -182,7 +182,7 @@ class Channel:
         self.notes.append(Note(self.step, event, spec))
 
     def _receive_bytes(self, spec: MessageSpec) -> torch.Tensor:
-        buffer = byte_view(self._buffers[spec.number], spec.misaligned)
+        buffer = byte_view(self._buffers[spec.number], spec.misaligned_bytes)
         return torch.empty_like(buffer, device=self._transport_device) if self._staged else buffer
 
     def _post(self, spec: MessageSpec, payload: torch.Tensor, *, sending: bool) -> None:
@@ -230,7 +230,7 @@ class Channel:
             return None
         buffer = self._buffers.pop(spec.number)
         if self._staged and not spec.is_scalar:
-            byte_view(buffer, spec.misaligned).copy_(pending.held[0])
+            byte_view(buffer, spec.misaligned_bytes).copy_(pending.held[0])
         elif self._staged:
             buffer.view(-1).view(torch.uint8).copy_(pending.held[0])
         return received(spec, buffer)

@@ -42,7 +42,7 @@ class MessageSpec(NamedTuple):
         strides: Of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
-        misaligned: Bytes of the payload ahead of the first element, as far as this is from an
+        misaligned_bytes: Of the payload, ahead of the first element, as far as this is from an
             aligned one: see `Tensor.misaligned_bytes`.
     """
 
@@ -56,7 +56,7 @@ class MessageSpec(NamedTuple):
     strides: tuple[int, ...]
     producer: str
     consumer: str
-    misaligned: int = 0
+    misaligned_bytes: int = 0
 
     @property
     def is_scalar(self) -> bool:
@@ -106,7 +106,7 @@ def message_specs(
                 strides=strides,
                 producer=producer,
                 consumer=consumer,
-                misaligned=ahead,
+                misaligned_bytes=ahead,
             )
         )
     return tuple(specs)
@@ -179,7 +179,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     if not has_strides(value, spec.strides):
         made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
         raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
-    return sendable(value, spec.misaligned)
+    return sendable(value, spec.misaligned_bytes)
 
 
 def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
@@ -228,7 +228,7 @@ def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
     if value.is_conj() or value.is_neg():
         made = elements_of(value).resolve_conj().resolve_neg()
         value = made.as_strided(value.shape, value.stride(), 0)
-    if value.storage_offset() * value.itemsize >= ahead:
+    if not ahead or value.storage_offset() * value.itemsize >= ahead:
         return value
     made = misaligned_buffer(value.shape, value.stride(), value.dtype, value.device, ahead)
     elements_of(made).copy_(elements_of(value))
@@ -237,8 +237,8 @@ def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
 
 def receive_buffer(spec: MessageSpec, device: torch.device) -> torch.Tensor:
     """Return a new buffer for the message to arrive in."""
-    if spec.misaligned:
-        dtype, ahead = spec.torch_dtype, spec.misaligned
+    if spec.misaligned_bytes:
+        dtype, ahead = spec.torch_dtype, spec.misaligned_bytes
         return misaligned_buffer(spec.shape, spec.strides, dtype, device, ahead)
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=device)
 

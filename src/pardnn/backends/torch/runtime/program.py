@@ -98,7 +98,7 @@ class Program:
                 strides=strides_of(tensor),
                 producer=self.producers[tensor.name],
                 consumer="the step's result",
-                misaligned=tensor.misaligned_bytes,
+                misaligned_bytes=tensor.misaligned_bytes,
             )
 
     def _result_ends(self) -> Iterator[tuple[Tensor, int, int]]:

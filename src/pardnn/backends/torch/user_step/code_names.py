@@ -32,6 +32,12 @@ def names_in(code: types.CodeType) -> list[str]:
     return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
 
 
+def place_in(code: types.CodeType, at: dis.Instruction) -> str:
+    """Return "file.py:line" of an instruction."""
+    line = at.positions.lineno if at.positions else code.co_firstlineno
+    return f"{Path(code.co_filename).name}:{line}"
+
+
 def object_question(code: types.CodeType) -> str | None:
     """Return "file.py:line" where a function may ask which object a tensor is; None if nowhere.
 
@@ -44,8 +50,7 @@ def object_question(code: types.CodeType) -> str | None:
             named = at.argval if isinstance(at.argval, str) else ""
             is_asked = at.opname == "IS_OP" and before != "LOAD_CONST"
             if is_asked or named in _IDENTITY or (at.opname == "LOAD_GLOBAL" and named == "id"):
-                line = at.positions.lineno if at.positions else each.co_firstlineno
-                return f"{Path(each.co_filename).name}:{line}"
+                return place_in(each, at)
             before = "LOAD_CONST" if named[:1].isupper() else at.opname
     return None
 

@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import types
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ from pardnn.backends.torch.capture.refusals.first_step import cache_counts, cach
 from pardnn.backends.torch.capture.same_calls import comparable
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.code_names import codes_of
+from pardnn.backends.torch.user_step.code_names import codes_of, place_in
 from pardnn.backends.torch.user_step.content_guards import Clearings
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -150,5 +149,4 @@ def _asks(code: types.CodeType) -> Iterator[str]:
     for each in codes_of(code):
         for at in dis.get_instructions(each) if "cache_info" in each.co_names else ():
             if at.argval == "cache_info":
-                line = at.positions.lineno if at.positions else each.co_firstlineno
-                yield f"{Path(each.co_filename).name}:{line}"
+                yield place_in(each, at)

@@ -120,8 +120,7 @@ def _ask_class(content: bytearray, at: dis.Instruction, const: int) -> None:
         _OP["SWAP"], 2, _OP["BINARY_OP"], _SHIFT, _OP["CACHE"], 0,
     ]  # fmt: skip
     if _is_called(at):  # a place for `self` belongs to it
-        words += [_OP["PUSH_NULL"], 0]
-        words += [_OP["SWAP"], 2] if sys.version_info < (3, 13) else []
+        words += [_OP["PUSH_NULL"], 0, _OP["SWAP"], 2]
     content[begin : begin + len(words)] = bytes(words)
     for i in range(begin + len(words), len(content), 2):
         if content[i] != _OP["CACHE"]:
