@@ -131,3 +131,19 @@ def test_a_graph_does_not_depend_on_the_line_that_captures() -> None:
     there = capture(factory()[0], *factory()[1])
     assert here.ops == there.ops
     assert any("clone" in op.kind for op in here.ops)
+
+
+def test_views_tell_how_far_from_an_aligned_element_they_begin() -> None:
+    """Counted from the tensor that they are views of, wherever that lies in the user's storage."""
+    own = torch.nn.Parameter(torch.randn(600)[3:593].view(10, 59))
+
+    def step(optimizer, x):
+        loss = (own[1:, 1:] * x[2:, 1:]).sum() + own[0].sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = capture(step, torch.optim.SGD([own], lr=0.1), torch.randn(11, 59))
+    found = {t.misaligned_bytes for op in graph.ops for t in op.outputs if t.alias_of is not None}
+    assert {4 * (59 + 1) % 64, 4 * (2 * 59 + 1) % 64} <= found
+    assert not any(t.misaligned_bytes for op in graph.ops for t in op.outputs if not t.alias_of)

@@ -231,8 +231,8 @@ def tensor_of(value: Value) -> Tensor:
         return Tensor(
             name=value.name, bytes=_HOST_BYTES, shape=(), dtype=f"host.{value.kind.__name__}"
         )
-    shape, strides, _, dtype = value.geometry
-    size = math.prod(shape) * dtype.itemsize
+    shape, strides, offset, dtype = value.geometry
+    size, is_view = math.prod(shape) * dtype.itemsize, value.base is not None
     return Tensor(
         name=value.name,
         bytes=size,
@@ -240,20 +240,9 @@ def tensor_of(value: Value) -> Tensor:
         dtype=str(dtype).removeprefix("torch."),
         strides=None if _is_contiguous(shape, strides) else tuple(strides),
         alias_of=value.base.name if value.base is not None else None,
-        misaligned_bytes=_misaligned_bytes(value) if size else 0,
+        # In a trace, what owns a storage begins at its beginning.
+        misaligned_bytes=offset * dtype.itemsize % ALIGNMENT if size and is_view else 0,
     )
-
-
-def _misaligned_bytes(value: Value) -> int:
-    if value.base is None or value.storage is None:
-        return 0
-
-    def start(each: Value) -> int:
-        assert each.geometry is not None
-        _, _, offset, dtype = each.geometry
-        return offset * dtype.itemsize
-
-    return (start(value) - start(value.storage.owner)) % ALIGNMENT
 
 
 def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
