@@ -33,12 +33,18 @@ def colocated(
     root = np.arange(arrays.num_ops)
     _union_kernel(arrays, overwrites, with_views, root)
     numbers = np.empty(arrays.num_ops, dtype=np.int64)
-    _number_kernel(root, numbers)
+    number_kernel(root, numbers)
     return numbers
 
 
 @helper
-def _find(root: Int64[ndarray, " n"], op: int) -> int:
+def find(root: Int64[ndarray, " n"], op: int) -> int:
+    """Return the op that stands for all that an op was joined with; paths become shorter.
+
+    Args:
+        root: Of each op, an op nearer to the one that stands for it.
+        op: The op.
+    """
     while root[op] != op:
         root[op] = root[root[op]]
         op = root[op]
@@ -55,27 +61,34 @@ def _union_kernel(
         group = a.group[op]
         if first[group] < 0:
             first[group] = op
-        root[_find(root, op)] = _find(root, first[group])
+        root[find(root, op)] = find(root, first[group])
     written = np.zeros(len(a.tensor_op), dtype=np.bool_)
     for i in range(len(overwrites)):
         written[overwrites[i, 0]] = True
-        root[_find(root, overwrites[i, 1])] = _find(root, a.tensor_op[overwrites[i, 0]])
+        root[find(root, overwrites[i, 1])] = find(root, a.tensor_op[overwrites[i, 0]])
     for t in range(len(a.tensor_op)):
         owner = a.tensor_owner[t]
         if owner != t and (with_views or written[owner]):
-            root[_find(root, a.tensor_op[t])] = _find(root, a.tensor_op[owner])
+            root[find(root, a.tensor_op[t])] = find(root, a.tensor_op[owner])
 
 
 @kernel
-def _number_kernel(root: Int64[ndarray, " n"], numbers: Int64[ndarray, " n"]) -> None:
+def number_kernel(root: Int64[ndarray, " n"], numbers: Int64[ndarray, " n"]) -> int:
+    """Number what was joined, by first member; return how many there are.
+
+    Args:
+        root: As in `find`.
+        numbers: Written: of each op, from 0 on.
+    """
     number_of = np.full(len(root), -1, dtype=np.int64)
     count = 0
     for op in range(len(root)):
-        top = _find(root, op)
+        top = find(root, op)
         if number_of[top] < 0:
             number_of[top] = count
             count += 1
         numbers[op] = number_of[top]
+    return count
 
 
 def closed_arrays(graph: Graph) -> GraphArrays:

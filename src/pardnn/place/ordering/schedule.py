@@ -49,7 +49,9 @@ def ordered_plan(
     place = np.array(place, dtype=np.int64)  # writable: kernels are compiled for that alone
     order_op = by_column(timeline.dispatch, place)
     counts = np.bincount(place, minlength=num_devices)
-    by_start = by_time(timeline.message_start, timeline.message_finish)
+    start, finish = timeline.message_start.copy(), timeline.message_finish
+    _hurry_kernel(arrays, place, timeline, overwrites, start)
+    by_start = by_time(start, finish)
     plan = PlanArrays(
         place=place,
         order_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -60,7 +62,7 @@ def ordered_plan(
         message_post=np.empty(len(by_start), dtype=np.int64),
         message_hold=np.empty(len(by_start), dtype=np.int64),
     )
-    sent, arrived = timeline.message_start[by_start], timeline.message_finish[by_start]
+    sent, arrived = start[by_start], finish[by_start]
     _hold_and_post_kernel(arrays, plan, timeline.finish, sent, arrived, overwrites)
     return plan
 
@@ -160,6 +162,28 @@ def first_reaching(
         else:
             end = middle
     return begin
+
+
+@kernel
+def _hurry_kernel(
+    a: GraphArrays,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    overwrites: Int64[ndarray, "w 2"],
+    start: Float64[ndarray, " m"],
+) -> None:
+    """Let messages leave before their storage is overwritten.
+
+    The timeline knows of edges alone, and no edge keeps an op that writes one view of a storage
+    from running before another view is read: the receiver must not wait for it, as the op will
+    wait until the message has left.
+    """
+    for i in range(len(start)):
+        t = timeline.message_tensor[i]
+        made, d = timeline.dispatch[a.tensor_op[t]], timeline.message_source[i]
+        writer = first_overwrite(a, place, timeline.dispatch, overwrites, t, d, made)
+        if writer >= 0 and timeline.start[writer] <= start[i]:
+            start[i] = np.nextafter(timeline.start[writer], -1.0)
 
 
 @kernel

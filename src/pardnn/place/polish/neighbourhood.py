@@ -110,8 +110,14 @@ class State(NamedTuple):
 
 
 @helper
-def _finish(t: Task, s: State, op: int) -> float:
-    """When an op ends: its device is free and its inputs have arrived."""
+def finish_of(t: Task, s: State, op: int) -> float:
+    """Return when an op ends, in seconds: its device is free and its inputs have arrived.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        op: The op.
+    """
     d, begin = s.place[op], 0.0
     if s.before[op] >= 0:
         begin = s.finish[s.before[op]]
@@ -156,7 +162,7 @@ def fill_kernel(t: Task, s: State) -> None:
             s.first[d] = op
         s.last[d] = op
         s.resident[d] += t.residual[op]
-        s.finish[op] = _finish(t, s, op)
+        s.finish[op] = finish_of(t, s, op)
     for p in range(len(s.order) - 1, -1, -1):
         s.tail[s.order[p]] = _tail(t, s, s.order[p])
     s.dirty[:] = False
@@ -240,7 +246,7 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
             continue
         s.dirty[now] = False
         count, work = count - 1, work + 1
-        end = _finish(t, s, now)
+        end = finish_of(t, s, now)
         if end == s.finish[now] and now != op:
             continue
         s.finish[now] = end

@@ -1,13 +1,14 @@
 """Polish: local search from a plan, by small changes; never worse.
 
-First HEFT is run a few times by the bottom levels of the placement so far, in which edges within a
-device cost nothing. Then, again and again, an op on a longest path (of inputs, messages and queues)
-goes to the device and the place in its queue where the longest path through it is shortest; every
-device and the places near its time are evaluated without a simulation. Groups change device as one,
-and ops change places with others that run at about the same time; these changes are simulated. A
-change is kept if the step is slower than the best one seen by no more than a tolerance, which falls
-to zero (record-to-record travel). The search ignores contention and memory; after each round the
-plan is completed, fitted to the memory if it must be, and kept if the simulator finds it faster.
+First components of ops that exchange much are moved whole (`components`). Then HEFT is run a few
+times by the bottom levels of the placement so far, in which edges within a device cost nothing.
+Then, again and again, an op on a longest path (of inputs, messages and queues) goes to the device
+and the place in its queue where the longest path through it is shortest; every device and the
+places near its time are evaluated without a simulation. Groups change device as one, and ops change
+places with others that run at about the same time; these changes are simulated. A change is kept if
+the step is slower than the best one seen by no more than a tolerance, which falls to zero
+(record-to-record travel). The search ignores contention and memory; after each round the plan is
+completed, fitted to the memory if it must be, and kept if the simulator finds it faster.
 Where links carry one transfer at a time, rounds take turns with links that are slower than they
 are, which stands for the queues at the links.
 
@@ -36,6 +37,7 @@ from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.fit import fit_candidate, fits
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
+from pardnn.place.polish.components import levels, refine
 from pardnn.place.polish.neighbourhood import State, Task, fill_kernel
 from pardnn.place.polish.search import search_kernel
 from pardnn.plan.plan import PlanArrays
@@ -119,7 +121,9 @@ def polish(
     passes, rounds = 0 if near else PASSES // half, ROUNDS // half
     each = (work_for(arrays.num_ops) if work is None else work) // rounds
     tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
-    place, state, idle = plan.place, 1 + seed % 2147483646, 0
+    if not near and machine.num_devices > 1 and best.makespan > bound:
+        best = _refined(job, best, 2 * each)
+    place, state, idle = best.plan.place, 1 + seed % 2147483646, 0
     for step in range(passes + rounds if machine.num_devices > 1 else 0):
         left = seconds_left()
         if left <= 0 or best.makespan <= bound:
@@ -180,6 +184,7 @@ def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
     state = state_of(nowhere, arrays.topological, machine.num_devices)
     task = task_of(arrays, machine)
     fill_kernel(task, state)
+    refine(task, state, np.zeros(arrays.num_ops, dtype=np.int64), 1)
     search_kernel(task, state, 1, TOLERANCE, 1)
 
 
@@ -257,13 +262,38 @@ def ranked_by(
     return found, order
 
 
+def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
+    """Return the plan with components of ops on other devices, where it is faster."""
+    a, m = job.arrays, job.machine
+    position = inverse_permutation(a.topological)
+    for component in levels(task_of(a, m)):
+        for slower in SLOWER[:2] if m.serial else (1.0,):
+            if max_work <= 0 or seconds_left() <= 0:
+                return best
+            task, place = task_of(a, slower_links(m, slower), job.room), best.plan.place
+            # Those first on which the others wait longest, as devices are linked: where it helps.
+            ranked = np.lexsort((position, -bottom_levels(a, m, place)))
+            states = [state_of(place, each, m.num_devices) for each in (best.order, ranked)]
+            for state in states:
+                fill_kernel(task, state)
+            state = min(states, key=lambda state: state.finish.max())
+            max_work -= refine(task, state, component, max_work)
+            best, _ = _better(job, best, state.place, state.order)
+    return best
+
+
+def slower_links(machine: Machine, times: float) -> Machine:
+    """Return a machine on which messages take so many times as long."""
+    if times == 1.0:
+        return machine
+    return machine._replace(latency=machine.latency * times, bandwidth=machine.bandwidth / times)
+
+
 def _searched(
     job: _Job, best: _Found, slower: float, work: int, tolerance: float, seed: int
 ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"], int]:
     """Return the best placement and order near the best plan, and the next seed."""
-    m = job.machine
-    if slower != 1.0:
-        m = m._replace(latency=m.latency * slower, bandwidth=m.bandwidth / slower)
+    m = slower_links(job.machine, slower)
     state = state_of(best.plan.place, best.order, m.num_devices)
     seed = search_kernel(task_of(job.arrays, m, job.room), state, work, tolerance, seed)
     return state.place, state.order, seed

@@ -35,12 +35,24 @@ from tests.long_cases import long_but
 LIBRARY = torch.library.Library("pardnn_profile_test", "FRAGMENT")
 LIBRARY.define("sleep(Tensor x) -> Tensor")
 LIBRARY.define("refuse(Tensor x) -> Tensor")
+LIBRARY.define("slow_at_first(Tensor x) -> Tensor")
 SLEEP_SECONDS = 0.02
 
 
 @torch.library.impl(LIBRARY, "sleep", "CPU")
 def _sleep(x):
     time.sleep(SLEEP_SECONDS)
+    return x.clone()
+
+
+_seen: list[torch.Tensor] = []
+
+
+@torch.library.impl(LIBRARY, "slow_at_first", "CPU")
+def _slow_at_first(x):
+    if not _seen:
+        time.sleep(SLEEP_SECONDS)
+    _seen.append(x)
     return x.clone()
 
 
@@ -139,6 +151,17 @@ def test_more_work_takes_longer(tmp_path):
         return measured_costs(graph, {"cpu": table}).seconds["cpu"][2]
 
     assert seconds(512) > 8 * seconds(64)  # 512 times the work
+
+
+def test_a_call_that_is_slow_once_is_not_slow(tmp_path, monkeypatch):
+    """It was timed twice, with its first run, so half of what loading took was its time."""
+    monkeypatch.setattr(module, "SLOW_SECONDS", SLEEP_SECONDS / 2)
+    monkeypatch.setattr(module, "profile_in_context", lambda *_, **__: {})
+    graph = one_call("pardnn_profile_test::slow_at_first.default", 4)
+    table, _ = profile_graph(graph, folder=tmp_path, threads=1)
+    entry = table.entries[signature(graph.ops[1], tensors_by_name(graph))]
+    assert entry.seconds < SLEEP_SECONDS / 10
+    assert entry.repetitions > 2
 
 
 def test_what_cannot_be_run_is_estimated_and_listed(tmp_path):

@@ -1,0 +1,198 @@
+"""Components of ops that exchange much: where they run is decided before where single ops do.
+
+Over a slow link an op can seldom move alone. The last layer of a network with many classes, its
+product, its loss and its update share tensors that take longer to send than to compute: each part
+alone is worse elsewhere, all of them together are better. So ops belong together that edges of at
+least so many bytes connect. From few large components to many small ones, each is tried whole on
+every device, along one global order, and stays where the step is shortest.
+
+This is the coarsening by heavy edges and the refinement at every level of multilevel partitioning
+(Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM
+J. Scientific Computing 1998), with two deviations: a level is a threshold of bytes, not a matching,
+and what is refined is the time of the step, not the cut.
+"""
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import transposed
+from pardnn.kernels.jit import helper, kernel
+from pardnn.place.colocation import find, number_kernel
+from pardnn.place.polish.blocks import may_go, residual
+from pardnn.place.polish.neighbourhood import State, Task, fill_kernel, finish_of, makespan
+
+#: Components of a level that are tried, those of the most work.
+MOST_TRIED = 64
+#: Passes over the components of a level, at most; one that changes nothing is the last.
+PASSES = 3
+#: Thresholds grow by this factor from one level to the next.
+STEP = 4.0
+
+
+def levels(t: Task) -> Iterator[Int64[ndarray, " n"]]:
+    """Yield the component of each op, level by level, the fewest components first.
+
+    What computes for less than a message takes goes with the component that it exchanges most
+    with, so scalars and small weights make no messages of their own.
+
+    Args:
+        t: What stays as it is.
+    """
+    sizes = t.in_bytes[t.in_bytes > 0]
+    least, most = (sizes.min(), sizes.max()) if len(sizes) else (1.0, 0.0)
+    n, before = len(t.group), 1
+    # Of equal edges those first whose tensor few ops read: all of them read the learning rate.
+    by_bytes = np.lexsort((np.diff(t.out_ptr)[t.in_op], -t.in_bytes))
+    reader = np.repeat(np.arange(n), np.diff(t.in_ptr))
+    while least <= most:
+        component = np.empty(n, dtype=np.int64)
+        number = connect_kernel(t, float(least), component)
+        work = np.bincount(component, weights=t.seconds[0], minlength=number)
+        is_heavy, edges = work > t.latency.max(), (reader[by_bytes], t.in_op[by_bytes])
+        number = attach_kernel(is_heavy, *edges, component)
+        if number > before:
+            yield component
+        before, least = number, least * STEP
+
+
+@kernel
+def attach_kernel(
+    is_heavy: Bool[ndarray, " c"],
+    reader: Int64[ndarray, " e"],
+    source: Int64[ndarray, " e"],
+    component: Int64[ndarray, " n"],
+) -> int:
+    """Join components along edges, in turn, unless both are heavy; return how many are left.
+
+    Args:
+        is_heavy: Of each component; written, as what has joined it.
+        reader: Op at the end of each edge.
+        source: Op at the beginning of each edge.
+        component: Of each op; written.
+    """
+    root = np.arange(len(is_heavy))
+    for edge in range(len(reader)):
+        one = find(root, component[reader[edge]])
+        other = find(root, component[source[edge]])
+        if one != other and not (is_heavy[one] and is_heavy[other]):
+            root[one] = other
+            is_heavy[other] = is_heavy[one] or is_heavy[other]
+    numbers = np.empty(len(root), dtype=np.int64)
+    number = number_kernel(root, numbers)
+    for op in range(len(component)):
+        component[op] = numbers[component[op]]
+    return number
+
+
+@kernel
+def connect_kernel(t: Task, least: float, component: Int64[ndarray, " n"]) -> int:
+    """Number what groups and edges of at least `least` bytes connect; return how many there are.
+
+    Args:
+        t: What stays as it is.
+        least: Bytes.
+        component: Written: of each op, from 0 on.
+    """
+    n = len(component)
+    root = np.arange(n)
+    for op in range(n):
+        group = t.group[op]
+        root[find(root, op)] = find(root, t.member[t.member_ptr[group]])
+        for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+            if t.in_bytes[edge] >= least:
+                root[find(root, t.in_op[edge])] = find(root, op)
+    return number_kernel(root, component)
+
+
+def refine(t: Task, s: State, component: Int64[ndarray, " n"], max_work: int) -> int:
+    """Put components on the devices where the step is shortest, each in turn; return the work.
+
+    Args:
+        t: What stays as it is.
+        s: The plan, filled; left filled.
+        component: Of each op.
+        max_work: Ops whose times may be computed, with those of the last move on top.
+    """
+    number = int(component.max()) + 1
+    seconds = np.bincount(component, weights=t.seconds[0], minlength=number)
+    ptr, member = transposed(np.arange(len(component) + 1), component, number)
+    largest = np.argsort(-seconds, kind="stable")[:MOST_TRIED]
+    return refine_kernel(t, s, ptr, member, largest, max_work)
+
+
+@helper
+def _simulated(t: Task, s: State, limit: float) -> float:
+    """Fill `finish` along the order; return the makespan, or any time from a limit on."""
+    s.last[:] = -1
+    end = 0.0
+    for op in s.order:
+        s.before[op] = s.last[s.place[op]]
+        s.last[s.place[op]] = op
+        s.finish[op] = finish_of(t, s, op)
+        end = max(end, s.finish[op])
+        if end >= limit:
+            break
+    return end
+
+
+@kernel
+def refine_kernel(
+    t: Task,
+    s: State,
+    ptr: Int64[ndarray, " c+1"],
+    member: Int64[ndarray, " n"],
+    tried: Int64[ndarray, " m"],
+    max_work: int,
+) -> int:
+    """Run `refine`.
+
+    Args:
+        t: What stays as it is.
+        s: The plan, filled; left filled.
+        ptr: Ops of component c are `member[ptr[c]:ptr[c + 1]]`.
+        member: The ops.
+        tried: Components, in the order in which they are tried.
+        max_work: As there.
+    """
+    n, k, work = len(s.order), len(s.last), 0
+    best, old = makespan(s), np.empty(n, dtype=np.int64)
+    for _ in range(PASSES):
+        before = best
+        for c in tried:
+            size = ptr[c + 1] - ptr[c]
+            for i in range(size):
+                s.block[i] = member[ptr[c] + i]
+                old[i] = s.place[s.block[i]]
+            more, where = residual(t, s, np.int64(0), size), -1
+            for d in range(k):
+                there, stay = 0, 0
+                for i in range(size):
+                    if old[i] == d:
+                        there, stay = there + t.residual[s.block[i]], stay + 1
+                if stay == size or work > max_work or not may_go(t, s, np.int64(0), size, d):
+                    continue
+                if more > there and s.resident[d] + more - there > t.room[d]:
+                    continue
+                for i in range(size):
+                    s.place[s.block[i]] = d
+                now = _simulated(t, s, best * (1 - 1e-9))
+                work += n
+                if now < best * (1 - 1e-9):
+                    best, where = now, d
+            for i in range(size):
+                op, d = s.block[i], old[i] if where < 0 else where
+                s.place[op] = d
+                s.resident[old[i]] -= t.residual[op]
+                s.resident[d] += t.residual[op]
+        if best == before:
+            break
+    fill_kernel(t, s)
+    return work
