@@ -86,3 +86,15 @@ def fastest_seconds(machine: Machine) -> Float64[ndarray, " n"]:
 def serial_seconds(machine: Machine) -> float:
     """Return the shortest duration of the whole step on one device; infinite if none runs all."""
     return float(machine.seconds.sum(axis=1).min())
+
+
+def with_slower_links(machine: Machine, times: float) -> Machine:
+    """Return a machine on which messages take so many times as long.
+
+    Args:
+        machine: Durations and links.
+        times: 1.0 leaves it as it is.
+    """
+    if times == 1.0:
+        return machine
+    return machine._replace(latency=machine.latency * times, bandwidth=machine.bandwidth / times)

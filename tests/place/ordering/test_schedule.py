@@ -10,6 +10,7 @@ from numpy import ndarray
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
+from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.kernels.jit import kernel
 from pardnn.place.colocation import closed_arrays
@@ -59,8 +60,10 @@ def naive_slots(
 ) -> dict[tuple[int, int], str]:
     """Before which op each message is posted, till after which it is held, by tensor and target.
 
-    A sender waits after the first op that ends when the message has arrived, or later; the receiver
-    posts before the last op that it reaches by the time the message is sent.
+    A sender waits after the first op that ends when the message has arrived, or later, and not
+    before the last op of its own that reads the storage; for what outlives the step, and for
+    numbers, it waits last. The receiver posts before the last op that it reaches by the time the
+    message is sent.
     """
     a, finish = graph.arrays, timeline.finish
     rows = [
@@ -80,6 +83,12 @@ def naive_slots(
         takes_none = arrived <= sent
         end = next((i for i in range(begin, len(row)) if finish[row[i]] >= arrived
                     and not (takes_none and finish[row[i]] <= arrived)), len(row))  # fmt: skip
+        owner = a.tensor_owner[t]
+        if place[a.tensor_op[owner]] == source:
+            inputs = [a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]] for op in row]
+            reads = [i for i, each in enumerate(inputs) if owner in a.tensor_owner[each]]
+            outlives = a.memory[a.tensor_op[owner]] == RESIDUAL or a.tensor_bytes[owner] <= 8
+            end = len(row) if outlives and reads else max([end, *reads])
         late = [row.index(op) for op in writers[int(a.tensor_owner[t])] if op in row[begin + 1 :]]
         end = min([end, *(at - 1 for at in late)])
         hold[t, target] = row[end] if end < len(row) else -1

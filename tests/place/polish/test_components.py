@@ -11,10 +11,10 @@ from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.polish.components import attach_kernel, connect_kernel, levels, refine
 from pardnn.place.polish.neighbourhood import State, fill_kernel
-from pardnn.place.polish.polish import polish, state_of, task_of
+from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
 from pardnn.sim.engine import simulate
 from pardnn.sim.peak import residual_bytes
-from tests.place.machines import cluster_of, machine_for
+from tests.place.machines import cluster_of, machine_for, schedule
 from tests.place.polish.test_polish import round_robin_searched
 from tests.reference.pardnn import op_successors
 from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
@@ -106,6 +106,26 @@ def test_what_all_ops_read_ties_nothing_together() -> None:
     task = task_of(closed_arrays(graph), machine_for(graph, cluster_of(2)))
     for component in levels(task):
         assert component.tolist() in ([0, 0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 0, 0, 0])
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize(("quarters", "messages"), [(0, 0), (1, 3)])
+def test_of_two_plans_as_fast_it_is_the_one_with_fewer_messages(
+    quarters: int, messages: int
+) -> None:
+    # Device 1 reads three numbers late, so that nothing is slower where device 0 makes them.
+    rows = [Row(role="input", quarters=6), Row(role="input", quarters=32)]
+    rows += [Row(role="input", quarters=0) for _ in range(3)]
+    rows += [Row(reads=(i,), quarters=quarters) for i in (2, 3, 4)]
+    rows += [Row(reads=(1, 5, 6, 7), quarters=8)]
+    graph = build_graph("late", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2))
+    place = np.array([0, 1, 0, 0, 0, 0, 0, 0, 1])
+    plan = schedule(graph, machine, place)
+    better, _ = polish_best(graph, machine, [plan], [None] * 2, work=0)
+    assert plan.message_hold.tolist() == [-1, -1, -1]
+    assert [len(each.message_tensor) for each in (plan, better)] == [3, messages]
+    assert simulate(graph, machine, better).makespan == simulate(graph, machine, plan).makespan
 
 
 @pytest.mark.jit

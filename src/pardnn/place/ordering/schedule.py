@@ -3,7 +3,8 @@
 The order of each device is the start order of an emulation. A receive is posted as late as costs
 no time: before the last op that its device reaches no later than the transfer can start. A send is
 held as short as costs no time: until the first op of the sender that finishes no earlier than the
-transfer. Neither moves an op, so the simulator finds the emulation's times again under `order`.
+transfer; or as long as the sender has the tensor anyway, for a receiver may be late, and is among
+many steps. None moves an op, so the simulator finds the emulation's times again under `order`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import GraphArrays
+from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.jit import helper, kernel
 from pardnn.kernels.sorting import by_column, by_time
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
+
+#: Bytes of a host scalar: a rate that is held until another device has it costs no memory.
+NUMBER_BYTES = 8
 
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
@@ -186,6 +190,27 @@ def _hurry_kernel(
             start[i] = np.nextafter(timeline.start[writer], -1.0)
 
 
+@helper
+def _kept_until(
+    a: GraphArrays, plan: PlanArrays, position: Int64[ndarray, " n"]
+) -> Int64[ndarray, " t"]:
+    """Return the position until which each storage is on its device anyway, by its owner.
+
+    That of the last op there that reads it; without an end for what outlives the step, and for
+    numbers.
+    """
+    kept = np.full(len(a.tensor_op), -1, dtype=np.int64)
+    for p in range(len(position)):
+        op = plan.order_op[p]
+        for at in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            owner = a.tensor_owner[a.input_tensor[at]]
+            maker = a.tensor_op[owner]
+            if plan.place[maker] == plan.place[op]:
+                outlives = a.memory[maker] == RESIDUAL or a.tensor_bytes[owner] <= NUMBER_BYTES
+                kept[owner] = len(position) if outlives else p
+    return kept
+
+
 @kernel
 def _hold_and_post_kernel(
     a: GraphArrays,
@@ -199,6 +224,7 @@ def _hold_and_post_kernel(
     position = np.empty(n, dtype=np.int64)
     for p in range(n):
         position[plan.order_op[p]] = p
+    kept = _kept_until(a, plan, position)
     done = finish[plan.order_op]  # non-decreasing within a device
     reach = np.zeros(n)  # when the device reaches position p
     for p in range(1, n):
@@ -214,6 +240,7 @@ def _hold_and_post_kernel(
         # A transfer of no time is settled by order alone: two that tie could wait for each other.
         while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
             p += 1
+        p = max(p, min(end, kept[a.tensor_owner[plan.message_tensor[i]]]))
         writer = first_overwrite(
             a, plan.place, position, overwrites, plan.message_tensor[i], d, made
         )

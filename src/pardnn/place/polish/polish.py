@@ -37,14 +37,14 @@ from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.fit import fit_candidate, fits
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
-from pardnn.place.polish.components import levels, refine
+from pardnn.place.polish.components import levels, refine, with_heavy_ones
 from pardnn.place.polish.neighbourhood import State, Task, fill_kernel
 from pardnn.place.polish.search import search_kernel
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
-from pardnn.sim.machine import Machine
+from pardnn.sim.machine import Machine, with_slower_links
 from pardnn.sim.peak import residual_bytes
 from pardnn.sim.timeline import static_timeline
 from pardnn.time_limit import seconds_left
@@ -75,6 +75,11 @@ MANY_OPS = 20_000
 #: for 1,000 ops, at 0 for 10,000. On 74 graphs of up to 20 ops the mean gap to the optimum fell
 #: from 1.6 % with at most 0.01 to 0.4 % with at most 0.25.
 TOLERANCE, TOLERANCE_OPS = 0.25, 5.0
+#: Two makespans that differ by less, relatively, are equal.
+EQUAL = 1e-9
+#: Part of the makespan that a plan may lose to have fewer messages, and no more than what these
+#: take: what a message takes of its ranks is not simulated.
+FOR_FEWER = 5e-3
 #: Serial links: by what message times are multiplied in turn.
 SLOWER = (1.0, 2.0, 1.4, 3.0)
 
@@ -109,14 +114,9 @@ def polish(
         work: Ops whose times are computed again; None for `work_for`.
         near: Without HEFT, which places all ops anew.
     """
-    arrays = closed_arrays(graph)
-    job = _Job(
-        arrays, machine, capacities, first_overwrites(graph), runnable(arrays, machine),
-        residual_bytes(arrays, np.arange(arrays.num_ops)), limits(capacities),
-    )  # fmt: skip
+    job = _job_of(graph, machine, capacities)
+    arrays, best = job.arrays, _found(job, plan)
     bound = lower_bound_seconds(arrays, machine) * (1 + 1e-9)
-    timeline = run_lists(arrays, machine, plan)
-    best = _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
     half = 2 if arrays.num_ops > MANY_OPS else 1
     passes, rounds = 0 if near else PASSES // half, ROUNDS // half
     each = (work_for(arrays.num_ops) if work is None else work) // rounds
@@ -163,7 +163,8 @@ def polish_best(
         work: In all; None for `work_for`.
 
     Returns:
-        The best plan found, and which of `plans` it came from.
+        The best plan found, and which of `plans` it came from. Of two that take about as long it is
+        the one with fewer messages, though never slower than the best of `plans`.
     """
     whole = work_for(len(graph.ops)) if work is None else work
 
@@ -172,10 +173,14 @@ def polish_best(
         return run_lists(graph.arrays, machine, plan).makespan, plan
 
     if len(plans) == 1:
-        return better(plans[0], 1, seed)[1], 0
-    found = [better(plan, 2 * len(plans), seed) for plan in plans]
-    origin = min(range(len(plans)), key=lambda i: found[i][0])
-    return better(found[origin][1], 2, seed + 1)[1], origin
+        found, origin = [better(plans[0], 1, seed)], 0
+    else:
+        found = [better(plan, 2 * len(plans), seed) for plan in plans]
+        origin = min(range(len(plans)), key=lambda i: found[i][0])
+        found = [better(found[origin][1], 2, seed + 1)]
+    job = _job_of(graph, machine, capacities)
+    most = min(run_lists(graph.arrays, machine, plan).makespan for plan in plans)
+    return _with_fewer_messages(job, _found(job, found[0][1]), most).plan, origin
 
 
 def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
@@ -202,6 +207,18 @@ class _Found(NamedTuple):
     plan: PlanArrays
     makespan: float
     order: Int64[ndarray, " n"]
+
+
+def _job_of(graph: Graph, machine: Machine, capacities: list[int | None]) -> _Job:
+    arrays = closed_arrays(graph)
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops))
+    return _Job(arrays, machine, capacities, first_overwrites(graph), runnable(arrays, machine),
+                residual, limits(capacities))  # fmt: skip
+
+
+def _found(job: _Job, plan: PlanArrays) -> _Found:
+    timeline = run_lists(job.arrays, job.machine, plan)
+    return _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
 
 
 def _better(
@@ -270,7 +287,7 @@ def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
         for slower in SLOWER[:2] if m.serial else (1.0,):
             if max_work <= 0 or seconds_left() <= 0:
                 return best
-            task, place = task_of(a, slower_links(m, slower), job.room), best.plan.place
+            task, place = task_of(a, with_slower_links(m, slower), job.room), best.plan.place
             # Those first on which the others wait longest, as devices are linked: where it helps.
             ranked = np.lexsort((position, -bottom_levels(a, m, place)))
             states = [state_of(place, each, m.num_devices) for each in (best.order, ranked)]
@@ -282,18 +299,30 @@ def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
     return best
 
 
-def slower_links(machine: Machine, times: float) -> Machine:
-    """Return a machine on which messages take so many times as long."""
-    if times == 1.0:
-        return machine
-    return machine._replace(latency=machine.latency * times, bandwidth=machine.bandwidth / times)
+def _with_fewer_messages(job: _Job, best: _Found, most: float) -> _Found:
+    """Return the plan with light ops where what they exchange most with is, if about as fast.
+
+    Args:
+        job: What is planned.
+        best: The best plan.
+        most: Seconds that no plan may take longer than.
+    """
+    task, before = task_of(job.arrays, job.machine), len(best.plan.message_tensor)
+    place = with_heavy_ones(task, best.plan.place)
+    if not before or np.array_equal(place, best.plan.place):
+        return best
+    found, _ = _better(job, best._replace(makespan=np.inf), place, best.order)
+    fewer = before - len(found.plan.message_tensor)
+    loss = min(FOR_FEWER * best.makespan, fewer * float(task.latency.max()))
+    below = max(best.makespan, min(most, best.makespan + loss)) * (1 + EQUAL)
+    return found if fewer > 0 and found.makespan <= below else best
 
 
 def _searched(
     job: _Job, best: _Found, slower: float, work: int, tolerance: float, seed: int
 ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"], int]:
     """Return the best placement and order near the best plan, and the next seed."""
-    m = slower_links(job.machine, slower)
+    m = with_slower_links(job.machine, slower)
     state = state_of(best.plan.place, best.order, m.num_devices)
     seed = search_kernel(task_of(job.arrays, m, job.room), state, work, tolerance, seed)
     return state.place, state.order, seed
