@@ -31,8 +31,8 @@ MMAP_THRESHOLD_BYTES = 128 << 10
 SMALL_BYTES = 2 << 20
 #: Bytes of a heap by the most bytes of small blocks that are live at once. torch asks for aligned
 #: blocks, and a freed one is too small for the next of its own size. Of 8,000 random sequences of
-#: up to 12 sizes, allocated as training steps do, the worst took twice and 23 MiB (glibc 2.36): half
-#: of the allowance of a limit is there for that.
+#: up to 12 sizes, allocated as training steps do, the worst took twice and 23 MiB (glibc 2.36), and
+#: half of the allowance of a limit is there for that.
 HEAP_GROWTH = 2.0
 #: Where the threshold ends that glibc moves by itself; it trims its heap at twice that. Blocks of
 #: so many bytes never stay in the heap.
