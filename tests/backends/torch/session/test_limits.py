@@ -62,7 +62,7 @@ def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: 
         fast = pardnn.parallelize(step, *made(4096), cluster=cluster, costs="v100")
         found = []
         for each in (begin, grown):
-            HeapGuard.begin = each
+            HeapGuard.begin = each  # pyright: ignore[reportAttributeAccessIssue]
             fast(made(4096)[2])
             found.append(host_allocator._keeps_all)
         fast.close()
