@@ -231,7 +231,7 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
     if links is None or backends.this_device() != "cpu":
         return None
     planned = planned_graph(graph, plan)
-    costs = known_costs(planned, threads=threads)
+    costs = known_costs(planned, plan.cluster, graph, threads=threads)
     if costs is None:
         return None
     host = Host(cores=usable_cores(), links=links, threads=threads)

@@ -60,7 +60,7 @@ def simulate(
     prove(graph, plan)  # its time may be asked for on another cluster
     whole, graph = graph, planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
-    known = costs_for(graph, plan.cluster, choice_of(plan, costs, whole, graph))
+    known = costs_for(graph, plan.cluster, choice_of(plan, costs, whole, graph), whole=whole)
     machine = machine_of(known, plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
     peaks = peak_bytes(graph, arrays)

@@ -161,7 +161,7 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
     cluster = proven_cluster(graph, plan)
     planned = planned_graph(graph, plan)
     costs = choice_of(plan, costs, graph, planned)
-    found = costs_for(planned, cluster, costs)
+    found = costs_for(planned, cluster, costs, whole=graph)
     machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)
     timeline = simulate(planned, machine, arrays)
     return Case(graph, plan, costs, planned, found, machine, arrays, timeline)

@@ -159,16 +159,35 @@ def memory_profiles(
     length = np.diff(plan.order_ptr)[found.device]
     is_freed &= found.released + 1 < length  # else with the next device's first op
     np.subtract.at(change, (first + found.released + 1)[is_freed], found.bytes[is_freed])
-    residual = np.zeros(plan.num_devices, dtype=np.int64)
-    np.add.at(residual, found.device[is_there], found.bytes[is_there])
+    residual = _residual(found, plan.num_devices)
     workspace = counted(graph.arrays.workspace[plan.order_op])
     return [
         (held + np.cumsum(change[begin:end]) + workspace[begin:end]).tolist()
         for held, begin, end in zip(
-            residual.tolist(), plan.order_ptr[:-1].tolist(), plan.order_ptr[1:].tolist(),
+            residual, plan.order_ptr[:-1].tolist(), plan.order_ptr[1:].tolist(),
             strict=True,
         )
     ]  # fmt: skip
+
+
+def made_peaks(graph: Graph, plan: PlanArrays) -> list[int]:
+    """Return per device the most bytes that it holds at once of what the step makes.
+
+    Args:
+        graph: The graph that the plan places.
+        plan: A plan.
+    """
+    there = _residual(all_storages(graph, plan), plan.num_devices)
+    peaks = peak_bytes(graph, plan)
+    return [max(0, peak - held) for peak, held in zip(peaks, there, strict=True)]
+
+
+def _residual(found: Storages, num_devices: int) -> list[int]:
+    """Return the bytes that are there before the step on each device."""
+    is_there = found.allocated < 0
+    residual = np.zeros(num_devices, dtype=np.int64)
+    np.add.at(residual, found.device[is_there], found.bytes[is_there])
+    return residual.tolist()
 
 
 def peak_bytes(

@@ -123,8 +123,8 @@ def _measured(problem: Problem, found: ShardedPlan, *, may_give_up: bool) -> Sha
         InfeasibleError: E301, if there is another plan, and the search has measured for long.
     """
     log, begin = problem.log, time.perf_counter()
-    is_late = may_give_up and log.measuring_s >= MEASURING_S
-    if is_late and known_costs(found.graph, threads=problem.options.threads) is None:
+    is_late, threads = may_give_up and log.measuring_s >= MEASURING_S, problem.options.threads
+    if is_late and not known_costs(found.graph, problem.cluster, problem.graph, threads=threads):
         raise InfeasibleError(
             f"not measured: other cuts took {log.measuring_s:.0f} s; by an estimate it takes "
             f"{found.makespan_s:.4g} s"

@@ -44,11 +44,12 @@ def _kept_bytes() -> int:
 @linux_glibc
 def test_freed_tensors_go_back_while_costs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_allocator, "_is_pinned", False)
-    with as_on_ranks():
+    with as_on_ranks(keeps=False):
         held = torch.empty(BLOCK, dtype=torch.uint8)  # whatever the heap had free is used up
         assert _kept_bytes() < BLOCK // 4
         del held
-    assert int(_printed("kept")[0]) > BLOCK // 2  # afterwards, the heap keeps them
+    kept = _printed("kept")
+    assert kept == ["True", "True"]  # afterwards the heap keeps them, as without a limit
 
 
 @linux_glibc
@@ -56,35 +57,58 @@ def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) ->
     set_options: list[dict[int, int]] = []
     monkeypatch.setattr(host_allocator, "_set", set_options.append)
     monkeypatch.setattr(host_allocator, "_is_pinned", True)
-    with as_on_ranks():
+    with as_on_ranks(keeps=True):
         pass
     assert not set_options
 
 
 IMPORTS = """
-import random
+import random, resource
 from pardnn.backends.torch.ops.host_allocator import *
-from pardnn.backends.torch.runtime.memory_limits import data_bytes
-"""
-#: What is printed by processes of their own, where torch is imported before pardnn.
-CODES = {
-    "loaded": f"import pardnn.backends\nprint(os.environ.get({LARGE_PAGES!r}))",
-    "kept": f"""{IMPORTS}
-with as_on_ranks():
-    pass
-before = data_bytes()
-block = torch.empty({BLOCK}, dtype=torch.uint8)
-del block
-print(data_bytes() - before)
-""",
-    "small": f"""{IMPORTS}
-pin_allocator()
+from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
 def kept(size):
     before = data_bytes()
     blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]
     held = torch.empty(100_000, dtype=torch.uint8)  # nothing below it is trimmed
     blocks.clear()
     return data_bytes() - before > 4 * size
+"""
+#: What is printed by processes of their own, where torch is imported before pardnn.
+CODES = {
+    "loaded": f"import pardnn.backends\nprint(os.environ.get({LARGE_PAGES!r}))",
+    "kept": f"""{IMPORTS}
+with as_on_ranks(keeps=False):
+    pass
+print(kept({BLOCK}))
+with as_on_ranks(keeps=True):
+    print(kept({3 * BLOCK}))
+""",
+    # Steps that hold a block more each: of 3 MiB, which fits no gap that a block of its size left.
+    "guarded": f"""{IMPORTS}
+pin_allocator()
+keep_small_blocks(True)
+guard, blocks = HeapGuard(20 << 20), []
+take = guard.watched(lambda size: blocks.append(torch.empty(size, dtype=torch.uint8)), 3 << 20)
+small = guard.watched(take, 1 << 20)
+print(small is take)
+guard.begin(is_watched=False)  # without a limit
+print(kept(3 << 20))
+for room, is_watched in ((80, False), (60, True), (80, True)):
+    blocks.clear()
+    keep_blocks(False)
+    unlimited = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (room << 20), unlimited[1]))
+    guard.begin(is_watched=is_watched)
+    end, found = heap_end(), []
+    for _ in range(16):
+        take(3 << 20)
+        found.append(heap_end() > end)
+        end = heap_end()
+    print("".join("01"[each] for each in found))
+    resource.setrlimit(resource.RLIMIT_DATA, unlimited)
+""",
+    "small": f"""{IMPORTS}
+pin_allocator()
 print(kept(1 << 20))
 keep_small_blocks(True)
 print(kept(1 << 20), kept(3 << 20))
@@ -154,6 +178,15 @@ def test_small_blocks_stay_in_the_heap_until_a_plan_has_no_room_for_it() -> None
 
 
 @linux_glibc
+def test_all_blocks_stay_in_the_heap_while_the_limit_has_room_for_what_may_come() -> None:
+    """That is twice 20 MiB and a block of 32: 60 MiB are too few, 80 leave room for two blocks."""
+    is_same, unlimited, unwatched, without_room, with_room = _printed("guarded")
+    assert (is_same, unlimited) == ("True", "True")
+    assert "1" not in unwatched + without_room
+    assert re.fullmatch("0*1110+", with_room)  # the third one passes the end
+
+
+@linux_glibc
 def test_a_heap_wastes_no_more_than_limits_have_room_for() -> None:
     assert 1.0 < float(_printed("waste")[0]) < host_allocator.HEAP_GROWTH
 
@@ -186,6 +219,14 @@ def test_a_program_tells_the_peaks_of_small_and_large_blocks() -> None:
     program = Program(graph, plan)
     assert program.peaks == [3 << 20]
     assert program.block_peaks == [(1 << 20, 2 << 20)]
+    assert program.made_peaks == [3 << 20]
+    assert [program.largest_bytes(program.ops[name]) >> 20 for name in "xyz"] == [1, 2, 2]
+    weight = Op(name="w", kind="parameter", memory="residual", outputs=(
+        Tensor(name="w", bytes=4 << 20, shape=(1 << 20,), dtype="float32"),))  # fmt: skip
+    graph = build_graph("blocks", [weight, op("x", 1), op("y", 2, "x")])
+    plan = Plan(placement=dict.fromkeys("wxy", 0), order=(("w", "x", "y"),), messages=())
+    program = Program(graph, plan)
+    assert (program.peaks, program.made_peaks) == ([7 << 20], [3 << 20])
 
 
 @pytest.mark.parametrize(
@@ -235,5 +276,6 @@ def test_costs_of_other_pages_are_costs_of_another_machine(monkeypatch: pytest.M
     found = set()
     for value in ("0", "1"):
         monkeypatch.setenv(LARGE_PAGES, value)
-        found.add(machine_of(torch.device("cpu")))
-    assert len(found) == 2
+        for keeps in (False, True):
+            found.add(machine_of(torch.device("cpu"), keeps_freed=keeps))
+    assert len(found) == 4

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pardnn.backends.torch.comm import unix_sockets
 from pardnn.backends.torch.profile import link_times
 from pardnn.backends.torch.profile import op_times as module
 from pardnn.backends.torch.profile.link_times import cached_links, measure_links
-from pardnn.backends.torch.profile.op_times import machine_of, profile_graph
+from pardnn.backends.torch.profile.op_times import cached_table, machine_of, profile_graph
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
 from pardnn.cluster import Cluster
 from pardnn.cost.call import signature, tensors_by_name
@@ -88,6 +89,24 @@ def test_every_call_of_real_steps_runs_on_made_up_inputs(entry, tmp_path):
     called = [not op.is_source and op.kind != "pardnn.loss" for op in graph.ops]
     assert (seconds[called] > 0).all()
     assert seconds.max() < 1.0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_calls_are_timed_and_kept_apart_by_what_becomes_of_freed_tensors(
+    tmp_path, monkeypatch, keeps
+):
+    seen = []
+
+    @contextmanager
+    def as_on_ranks(*, keeps):
+        seen.append(keeps)
+        yield
+
+    monkeypatch.setattr(module, "as_on_ranks", as_on_ranks)
+    table, _ = profile_graph(mm_graph(2, 3, 4), folder=tmp_path, keeps_freed=keeps)
+    assert seen == [keeps]
+    assert cached_table(folder=tmp_path, keeps_freed=keeps).entries == table.entries
+    assert not cached_table(folder=tmp_path, keeps_freed=not keeps).entries
 
 
 def test_a_second_profile_measures_nothing(tmp_path, monkeypatch):

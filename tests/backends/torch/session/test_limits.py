@@ -12,7 +12,9 @@ from torch import nn
 import pardnn
 from pardnn.backends.torch import parallelize
 from pardnn.backends.torch.devices import rank_memory_bytes
+from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.runtime import memory_limits
+from pardnn.backends.torch.runtime.memory_limits import HeapGuard
 from pardnn.errors import InfeasibleError, RankError
 from pardnn.planner import next_plan
 from tests.backends.torch.ranks import connect, run_ranks
@@ -44,6 +46,29 @@ def in_child(body: Any) -> Any:
     (outcome,) = run_ranks(1, connected, limit_s=200.0)  # 2 s, where nothing else runs
     assert outcome.status == 0, outcome.error
     return outcome.value
+
+
+@pytest.mark.parametrize(("memory", "keeps"), [("400MiB", True), ("160MiB", False)])
+def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: bool) -> None:
+    """Of 64 MiB of weights and as much of gradients; the heap is looked at before their ops."""
+    begin = HeapGuard.begin
+
+    def grown(guard: HeapGuard, *, is_watched: bool) -> None:
+        begin(guard, is_watched=is_watched)
+        guard._end = 0
+
+    def body() -> Any:
+        cluster = pardnn.Cluster.uniform(1, memory=memory)
+        fast = pardnn.parallelize(step, *made(4096), cluster=cluster, costs="v100")
+        found = []
+        for each in (begin, grown):
+            HeapGuard.begin = each  # pyright: ignore[reportAttributeAccessIssue]
+            fast(made(4096)[2])
+            found.append(host_allocator._keeps_all)
+        fast.close()
+        return found
+
+    assert in_child(body) == [keeps, False]
 
 
 def test_the_limit_of_the_cluster_is_enforced_in_the_users_process() -> None:

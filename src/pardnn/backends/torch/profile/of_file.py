@@ -63,6 +63,7 @@ def profile_file(
     threads: int = 1,
     memory: int | None = None,
     budget_seconds: float = BUDGET_SECONDS,
+    keeps_freed: bool = True,
 ) -> tuple[CostTable, ProfileStats]:
     """Time the calls of a graph that was read from a file; see `profile_graph`.
 
@@ -73,6 +74,7 @@ def profile_file(
         threads: That an op may use on a CPU.
         memory: Bytes of tensors that it may take; None: what the device has free.
         budget_seconds: After which each remaining call is estimated.
+        keeps_freed: See `profile_graph`.
 
     Raises:
         FileError: E412, if the child process ends by a signal or takes too long.
@@ -81,7 +83,7 @@ def profile_file(
     request = {
         "device": str(torch.device(device)), "allowed": sorted(allowed), "threads": threads,
         "memory": min(free, memory or free), "budget_seconds": budget_seconds,
-        "parent": os.getpid(),
+        "parent": os.getpid(), "keeps_freed": keeps_freed,
     }  # fmt: skip
     with private_folder() as folder:
         write_graph(graph, folder / _GRAPH)
@@ -89,7 +91,7 @@ def profile_file(
         answer = _asked(folder, budget_seconds + GRACE_SECONDS)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    table = load_table(machine_of(torch.device(device)), cache_folder())
+    table = load_table(machine_of(torch.device(device), keeps_freed=keeps_freed), cache_folder())
     torch.set_num_threads(before)
     entries = {text: Entry(**row) for text, row in answer["entries"].items()}
     # Estimates are not kept: they can be measured where the step is captured.
@@ -216,7 +218,7 @@ def main(folder: Path) -> None:
     table, stats = profile_graph(
         graph, request["device"], threads=request["threads"], memory=request["memory"],
         budget_seconds=request["budget_seconds"], admit=Allowed(request["allowed"], tensors),
-        is_kept=False,
+        is_kept=False, keeps_freed=request["keeps_freed"],
     )  # fmt: skip
     rows = asdict(stats) | {"seconds": time.perf_counter() - begin}
     entries = {text: asdict(each) for text, each in table.entries.items()}

@@ -33,7 +33,7 @@ import torch
 
 from pardnn.backends.large_pages import has_large_pages
 from pardnn.backends.torch.ops.codec import bind
-from pardnn.backends.torch.ops.host_allocator import as_on_ranks
+from pardnn.backends.torch.ops.host_allocator import GROWN_BYTES, SMALL_BYTES, as_on_ranks
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.in_context import profile_in_context
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
@@ -95,11 +95,15 @@ class _Case:
     op: Op
 
 
-def machine_of(device: torch.device) -> Machine:
+def machine_of(device: torch.device, *, keeps_freed: bool = True) -> Machine:
     """Return the key of the cost cache for this device, library and number of threads.
 
     The setting of float32 products counts as part of the library: TF32 changes their speed. So do
     the pages of a CPU's tensors, and which tensors have fresh ones.
+
+    Args:
+        device: The device.
+        keeps_freed: See `profile_graph`.
     """
     library = f"torch {torch.__version__}, float32 {torch.get_float32_matmul_precision()}"
     if device.type == "cuda":
@@ -107,7 +111,8 @@ def machine_of(device: torch.device) -> Machine:
         name = f"{found.name}, {found.total_memory >> 20} MiB, {found.multi_processor_count} SMs"
         return Machine(device=name, library=f"{library}, CUDA {torch.version.cuda}", threads=0)
     name = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
-    library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, fresh from 2 MiB on"
+    fresh = (GROWN_BYTES if keeps_freed else SMALL_BYTES) >> 20
+    library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, fresh from {fresh} MiB on"
     return Machine(device=name, library=library, threads=torch.get_num_threads())
 
 
@@ -122,6 +127,7 @@ def profile_graph(
     memory: int | None = None,
     admit: Callable[[Op], None] | None = None,
     is_kept: bool = True,
+    keeps_freed: bool = True,
 ) -> tuple[CostTable, ProfileStats]:
     """Time every distinct call of the graph that the cache does not know.
 
@@ -138,6 +144,8 @@ def profile_graph(
         admit: Raises `UnsupportedError` for an op that may not run; it is estimated, and so is
             what the budget leaves no time for. None runs all.
         is_kept: Whether what was measured goes into the cache.
+        keeps_freed: Freed tensors of a CPU stay in the heap, as on ranks without a limit or with
+            much room; False: only those below 2 MiB.
 
     Returns:
         Costs for `measured_costs`, and what was done. Views and host arithmetic are costed by one
@@ -149,12 +157,12 @@ def profile_graph(
     tensors = tensors_by_name(graph)
     folder = folder or cache_folder()
     with _quiet(device, threads):
-        machine = machine_of(device)
+        machine = machine_of(device, keeps_freed=keeps_freed)
         cached = load_table(machine, folder)
         cases = _cases(graph, tensors)
         missing = [case for case in cases if case.text not in cached.entries]
         measures = missing and device.type == "cpu"
-        with as_on_ranks() if measures else nullcontext():
+        with as_on_ranks(keeps=keeps_freed) if measures else nullcontext():
             table, estimates, estimated = _measure_all(
                 cached, missing, graph, tensors, device, progress, budget_seconds, memory, admit
             )
@@ -172,7 +180,11 @@ def profile_graph(
 
 
 def cached_table(
-    device: torch.device | str = "cpu", *, threads: int | None = None, folder: Path | None = None
+    device: torch.device | str = "cpu",
+    *,
+    threads: int | None = None,
+    folder: Path | None = None,
+    keeps_freed: bool = True,
 ) -> CostTable:
     """Return the cached costs of a device.
 
@@ -180,10 +192,12 @@ def cached_table(
         device: Where the calls were run.
         threads: That an op may use on a CPU; as many as now if absent.
         folder: Of the cost cache; the user's if absent.
+        keeps_freed: See `profile_graph`.
     """
     device = torch.device(device)
     with _quiet(device, threads):
-        return load_table(machine_of(device), folder or cache_folder())
+        machine = machine_of(device, keeps_freed=keeps_freed)
+        return load_table(machine, folder or cache_folder())
 
 
 def _cases(graph: Graph, tensors: Mapping[str, Tensor]) -> list[_Case]:

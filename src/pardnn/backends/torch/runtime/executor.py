@@ -33,7 +33,7 @@ from pardnn.backends.torch.runtime.failures import (
     users_line,
 )
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
-from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
+from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
@@ -121,6 +121,7 @@ class Executor:
         self._names: frozenset[str] = frozenset()
         if resident is not None:
             self.attach(resident)
+        self._heap = HeapGuard(program.made_peaks[world.rank])
         self._calls = [self._compiled(action) for action in self._actions]
         self._expected = [(op, *shape_and_dtype(op)) for op in program.inputs()]
 
@@ -157,7 +158,8 @@ class Executor:
 
     def _compiled(self, action: Action) -> Call:
         if isinstance(action, Compute):
-            return self._computing(self.program.ops[action.op])
+            op = self.program.ops[action.op]
+            return self._heap.watched(self._computing(op), self.program.largest_bytes(op))
         if isinstance(action, Free):
             return freeing(action.tensors)
         channel = self.world.channel
@@ -252,6 +254,7 @@ class Executor:
             self._inputs = inputs() if callable(inputs) else inputs
             self._check_inputs(self._inputs)
             check_written(self.program, self._inputs, self.world.device)
+            self._heap.begin(is_watched=not self._is_code)
             with torch.no_grad(), self.world.lock:
                 if self.agreement is not None:
                     self.agreement.post(len(self.step_s))

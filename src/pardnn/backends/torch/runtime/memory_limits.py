@@ -9,11 +9,21 @@ has a limit per process.
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, keep_small_blocks
+from pardnn.backends.torch.ops.host_allocator import (
+    GROWN_BYTES,
+    HEAP_GROWTH,
+    SMALL_BYTES,
+    heap_end,
+    is_pinned,
+    keep_blocks,
+    keep_small_blocks,
+)
 
 #: Bytes for what is not tensors: kernels' scratch, code and caches loaded late, threads' stacks.
 ALLOWANCE_BYTES = 48 << 20
@@ -52,6 +62,58 @@ def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bo
     has_room = limit_bytes is None or most <= limit_bytes + ALLOWANCE_BYTES // 2
     keep_small_blocks(has_room)
     return has_room
+
+
+class HeapGuard:
+    """Lets freed blocks stay in the heap while this process' limit has room for it.
+
+    Pages of a heap count until the process ends, and blocks of all sizes, with kernels' scratch
+    between them, waste without a bound: of random steps one took 15 times what it held, and more
+    with each step. So the heap is asked how large it is at each step and before each op of large
+    blocks. Beyond its end, such blocks go back to the system again; those that fit a gap of the
+    heap still take that. What may then come is left free: all that a step makes at once, once more
+    for what the op in hand has made in the heap, and a block of scratch.
+
+    Args:
+        made_bytes: Most bytes of blocks that are live at once of those that the step makes.
+    """
+
+    def __init__(self, made_bytes: int) -> None:
+        self._needed = 2 * made_bytes + GROWN_BYTES
+        self._end: int | None = None
+
+    def begin(self, *, is_watched: bool) -> None:
+        """Choose for a step.
+
+        Args:
+            is_watched: Whether its ops are; where they are not, blocks stay without a limit alone.
+        """
+        bound, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        self._end = None
+        if is_pinned() and bound == resource.RLIM_INFINITY:
+            keep_blocks(True)
+        elif is_pinned():
+            room = bound - data_bytes() - self._needed if is_watched else -1
+            keep_blocks(room >= 0)
+            self._end = heap_end() + room if room >= 0 else None
+
+    def watched(self, call: Callable[[Any], None], block_bytes: int) -> Callable[[Any], None]:
+        """Return a call that looks at the heap first.
+
+        Args:
+            call: Runs an op.
+            block_bytes: Of its largest tensor: small ones are not worth a look.
+        """
+        if block_bytes < SMALL_BYTES:
+            return call
+
+        def looked(env: Any) -> None:
+            if self._end is not None and heap_end() > self._end:
+                keep_blocks(False)
+                self._end = None
+            call(env)
+
+        return looked
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:

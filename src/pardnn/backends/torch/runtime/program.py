@@ -11,7 +11,7 @@ from pardnn.backends.torch.ops.host_allocator import SMALL_BYTES
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
-from pardnn.plan.memory import peak_bytes
+from pardnn.plan.memory import made_peaks, peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.plan.state_layout import STATE_KINDS, kept_shards, state_layout
@@ -34,6 +34,7 @@ class Program:
         peaks: Predicted peak bytes of each rank.
         block_peaks: Of each rank, the peak of blocks that may stay in the heap when they are
             freed, and that of all others.
+        made_peaks: Of each rank, the peak of what the step makes.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
@@ -60,6 +61,7 @@ class Program:
         small = peak_bytes(graph, arrays, below=SMALL_BYTES)
         large = peak_bytes(graph, arrays, least=SMALL_BYTES)
         self.block_peaks = list(zip(small, large, strict=True))
+        self.made_peaks = made_peaks(graph, arrays)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)
@@ -123,6 +125,11 @@ class Program:
         return [
             self.ops[name] for name in self.plan.order[rank] if self.ops[name].kind in STATE_KINDS
         ]
+
+    def largest_bytes(self, op: Op) -> int:
+        """Return the bytes of the largest tensor that an op takes or makes."""
+        taken = (self.tensors[name] for name in op.inputs)
+        return max((tensor.bytes for tensor in (*taken, *op.outputs)), default=0)
 
     def inputs(self) -> list[Op]:
         """Return the ops of the whole graph whose values every rank is given at every step."""
