@@ -88,7 +88,7 @@ def naive_slots(
             inputs = [a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]] for op in row]
             reads = [i for i, each in enumerate(inputs) if owner in a.tensor_owner[each]]
             outlives = a.memory[a.tensor_op[owner]] == RESIDUAL or a.tensor_bytes[owner] <= 8
-            end = len(row) if outlives and reads else max([end, *reads])
+            end = len(row) if outlives else max([end, *reads])
         late = [row.index(op) for op in writers[int(a.tensor_owner[t])] if op in row[begin + 1 :]]
         end = min([end, *(at - 1 for at in late)])
         hold[t, target] = row[end] if end < len(row) else -1

@@ -196,18 +196,18 @@ def _kept_until(
 ) -> Int64[ndarray, " t"]:
     """Return the position until which each storage is on its device anyway, by its owner.
 
-    That of the last op there that reads it; without an end for what outlives the step, and for
-    numbers.
+    That of the last op there that reads it; the end for what outlives the step, and for numbers.
     """
-    kept = np.full(len(a.tensor_op), -1, dtype=np.int64)
-    for p in range(len(position)):
+    n, kept = len(position), np.full(len(a.tensor_op), -1, dtype=np.int64)
+    for t in range(len(kept)):
+        if a.memory[a.tensor_op[t]] == RESIDUAL or a.tensor_bytes[t] <= NUMBER_BYTES:
+            kept[t] = n
+    for p in range(n):
         op = plan.order_op[p]
         for at in range(a.input_ptr[op], a.input_ptr[op + 1]):
             owner = a.tensor_owner[a.input_tensor[at]]
-            maker = a.tensor_op[owner]
-            if plan.place[maker] == plan.place[op]:
-                outlives = a.memory[maker] == RESIDUAL or a.tensor_bytes[owner] <= NUMBER_BYTES
-                kept[owner] = len(position) if outlives else p
+            if plan.place[a.tensor_op[owner]] == plan.place[op]:
+                kept[owner] = max(kept[owner], p)
     return kept
 
 
@@ -240,7 +240,9 @@ def _hold_and_post_kernel(
         # A transfer of no time is settled by order alone: two that tie could wait for each other.
         while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
             p += 1
-        p = max(p, min(end, kept[a.tensor_owner[plan.message_tensor[i]]]))
+        owner = a.tensor_owner[plan.message_tensor[i]]
+        if plan.place[a.tensor_op[owner]] == d:
+            p = max(p, min(end, kept[owner]))
         writer = first_overwrite(
             a, plan.place, position, overwrites, plan.message_tensor[i], d, made
         )
