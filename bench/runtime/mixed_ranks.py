@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.runtime.fidelity_models import hf_gpt2, hf_llama
+from bench.runtime.head_models import Entry, faces, sentences, speech
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -37,7 +38,6 @@ from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.options import PlanOptions
 from testbed.small_models import Block, classify_step
 
-Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 #: Steps whose losses are read together.
 ROW = 5
 WAYS = {
@@ -56,13 +56,8 @@ def mlp() -> Entry:
     return classify_step, (model, optimizer, torch.randn(256, 768), torch.randint(64, (256,)))
 
 
-def resnet(classes: int = 64, side: int = 16) -> Entry:
-    """Return a step of a residual network without batch norm, whose batch may be cut freely.
-
-    Args:
-        classes: Of the last layer.
-        side: Pixels of an image's side.
-    """
+def resnet() -> Entry:
+    """Return a step of a residual network without batch norm, whose batch may be cut freely."""
     torch.manual_seed(0)
 
     def block(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -76,23 +71,17 @@ def resnet(classes: int = 64, side: int = 16) -> Entry:
     blocks = [block(a, b, 2 if a != b else 1) for a, b in zip((64, *widths), widths, strict=False)]
     model = nn.Sequential(
         nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(512, classes),
+        nn.Linear(512, 64),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    images, labels = torch.randn(16, 3, side, side), torch.randint(classes, (16,))
-    return classify_step, (model, optimizer, images, labels)
-
-
-def faces() -> Entry:
-    """Return a step whose last layer tells 60,000 people apart: most of its work is the update."""
-    step, (model, _, *batch) = resnet(classes=60_000, side=32)
-    return step, (model, torch.optim.AdamW(model.parameters(), lr=1e-3), *batch)
+    return classify_step, (model, optimizer, torch.randn(16, 3, 16, 16), torch.randint(64, (16,)))
 
 
 MODELS: dict[str, Callable[[], Entry]] = {
     "gpt2": lambda: hf_gpt2(16, layers=6, width=256, words=512, length=32),
     "llama": lambda: hf_llama(16, layers=6, width=256, words=512, length=32),
-    "mlp": mlp, "resnet": resnet, "faces": faces,
+    "mlp": mlp, "resnet": resnet,
+    "faces": faces, "sentences": sentences, "speech": speech,
 }  # fmt: skip
 
 

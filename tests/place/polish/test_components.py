@@ -166,6 +166,21 @@ def test_one_of_two_goes_where_there_is_room_for_one() -> None:
 
 
 @pytest.mark.jit
+@pytest.mark.parametrize(("is_serial", "seconds"), [(False, 1.5 + 4), (True, 2 + 4)])
+def test_messages_queue_at_serial_links(is_serial: bool, seconds: float) -> None:
+    # Two messages of 1.5 s, for an op of 4 s beside one of 2 s.
+    rows = [Row(role="parameter", quarters=0, bytes=80) for _ in range(2)]
+    rows += [Row(role="input", quarters=8), Row(reads=(0, 1), quarters=16)]
+    graph = build_graph("queue", ops_of(rows))
+    arrays = closed_arrays(graph)
+    task = task_of(arrays, machine_for(graph, cluster_of(2)))
+    state = state_of(np.zeros(4, dtype=np.int64), np.arange(4), 2)
+    fill_kernel(task, state)
+    refine(task, state, np.array([0, 0, 0, 1]), 1000, is_serial)
+    assert state.finish.max() == seconds
+
+
+@pytest.mark.jit
 def test_no_more_work_than_was_given() -> None:
     graph = random_graph(5, 60, "layered")
     _, arrays, task, state = round_robin_searched(graph, 3)

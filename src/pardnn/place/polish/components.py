@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import transposed
 from pardnn.kernels.jit import helper, kernel
 from pardnn.place.colocation import find, number_kernel
 from pardnn.place.polish.blocks import may_go, residual
-from pardnn.place.polish.neighbourhood import State, Task, fill_kernel, finish_of, makespan
+from pardnn.place.polish.neighbourhood import State, Task, fill_kernel
 
 #: Components of a level that are tried, those of the most work.
 MOST_TRIED = 64
@@ -133,7 +133,9 @@ def connect_kernel(t: Task, least: float, component: Int64[ndarray, " n"]) -> in
     return number_kernel(root, component)
 
 
-def refine(t: Task, s: State, component: Int64[ndarray, " n"], max_work: int) -> int:
+def refine(
+    t: Task, s: State, component: Int64[ndarray, " n"], max_work: int, is_serial: bool = False
+) -> int:
     """Put components on the devices where the step is shortest, each in turn; return the work.
 
     Args:
@@ -141,26 +143,53 @@ def refine(t: Task, s: State, component: Int64[ndarray, " n"], max_work: int) ->
         s: The plan, filled; left filled.
         component: Of each op.
         max_work: Ops whose times may be computed, with those of the last move on top.
+        is_serial: Whether a link carries one message at a time.
     """
     number = int(component.max()) + 1
     seconds = np.bincount(component, weights=t.seconds[0], minlength=number)
     ptr, member = transposed(np.arange(len(component) + 1), component, number)
     largest = np.argsort(-seconds, kind="stable")[:MOST_TRIED]
-    return refine_kernel(t, s, ptr, member, largest, max_work)
+    return refine_kernel(t, s, ptr, member, largest, max_work, is_serial)
 
 
 @helper
-def _simulated(t: Task, s: State, limit: float) -> float:
-    """Fill `finish` along the order; return the makespan, or any time from a limit on."""
+def _simulated(
+    t: Task,
+    s: State,
+    is_serial: bool,
+    arrived: Float64[ndarray, "n k"],
+    free: Float64[ndarray, "k k"],
+    limit: float,
+) -> float:
+    """Return the makespan along the order, or any time from a limit on.
+
+    What an op makes leaves for each device as one message of its largest tensor; where links are
+    serial, one after the other as ops end.
+    """
     s.last[:] = -1
+    free[:] = 0.0
     end = 0.0
     for op in s.order:
-        s.before[op] = s.last[s.place[op]]
-        s.last[s.place[op]] = op
-        s.finish[op] = finish_of(t, s, op)
+        d, begin = s.place[op], 0.0
+        if s.last[d] >= 0:
+            begin = s.finish[s.last[d]]
+        for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+            near = t.in_op[edge]
+            begin = max(begin, s.finish[near] if s.place[near] == d else arrived[near, d])
+        s.last[d] = op
+        s.finish[op] = begin + t.seconds[t.device_class[d], op]
         end = max(end, s.finish[op])
         if end >= limit:
             break
+        s.ready[:] = -1.0
+        for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+            q = s.place[t.out_op[edge]]
+            s.ready[q] = max(s.ready[q], t.out_bytes[edge])
+        for q in range(len(s.ready)):
+            if q != d and s.ready[q] >= 0:
+                leaves = max(s.finish[op], free[d, q]) if is_serial else s.finish[op]
+                free[d, q] = leaves + t.latency[d, q] + s.ready[q] / t.bandwidth[d, q]
+                arrived[op, q] = free[d, q]
     return end
 
 
@@ -172,6 +201,7 @@ def refine_kernel(
     member: Int64[ndarray, " n"],
     tried: Int64[ndarray, " m"],
     max_work: int,
+    is_serial: bool,
 ) -> int:
     """Run `refine`.
 
@@ -182,9 +212,11 @@ def refine_kernel(
         member: The ops.
         tried: Components, in the order in which they are tried.
         max_work: As there.
+        is_serial: As there.
     """
     n, k, work = len(s.order), len(s.last), 0
-    best, old = makespan(s), np.empty(n, dtype=np.int64)
+    arrived, free, old = np.empty((n, k)), np.empty((k, k)), np.empty(n, dtype=np.int64)
+    best = _simulated(t, s, is_serial, arrived, free, np.inf)
     for _ in range(PASSES):
         before = best
         for c in tried:
@@ -204,7 +236,7 @@ def refine_kernel(
                     continue
                 for i in range(size):
                     s.place[s.block[i]] = d
-                now = _simulated(t, s, best * (1 - 1e-9))
+                now = _simulated(t, s, is_serial, arrived, free, best * (1 - 1e-9))
                 work += n
                 if now < best * (1 - 1e-9):
                     best, where = now, d

@@ -110,14 +110,8 @@ class State(NamedTuple):
 
 
 @helper
-def finish_of(t: Task, s: State, op: int) -> float:
-    """Return when an op ends, in seconds: its device is free and its inputs have arrived.
-
-    Args:
-        t: What stays as it is.
-        s: The plan under change.
-        op: The op.
-    """
+def _finish(t: Task, s: State, op: int) -> float:
+    """When an op ends: its device is free and its inputs have arrived."""
     d, begin = s.place[op], 0.0
     if s.before[op] >= 0:
         begin = s.finish[s.before[op]]
@@ -162,7 +156,7 @@ def fill_kernel(t: Task, s: State) -> None:
             s.first[d] = op
         s.last[d] = op
         s.resident[d] += t.residual[op]
-        s.finish[op] = finish_of(t, s, op)
+        s.finish[op] = _finish(t, s, op)
     for p in range(len(s.order) - 1, -1, -1):
         s.tail[s.order[p]] = _tail(t, s, s.order[p])
     s.dirty[:] = False
@@ -246,7 +240,7 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
             continue
         s.dirty[now] = False
         count, work = count - 1, work + 1
-        end = finish_of(t, s, now)
+        end = _finish(t, s, now)
         if end == s.finish[now] and now != op:
             continue
         s.finish[now] = end

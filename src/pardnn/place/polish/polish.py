@@ -282,20 +282,18 @@ def ranked_by(
 def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
     """Return the plan with components of ops on other devices, where it is faster."""
     a, m = job.arrays, job.machine
-    position = inverse_permutation(a.topological)
-    for component in levels(task_of(a, m)):
-        for slower in SLOWER[:2] if m.serial else (1.0,):
-            if max_work <= 0 or seconds_left() <= 0:
-                return best
-            task, place = task_of(a, with_slower_links(m, slower), job.room), best.plan.place
-            # Those first on which the others wait longest, as devices are linked: where it helps.
-            ranked = np.lexsort((position, -bottom_levels(a, m, place)))
-            states = [state_of(place, each, m.num_devices) for each in (best.order, ranked)]
-            for state in states:
-                fill_kernel(task, state)
-            state = min(states, key=lambda state: state.finish.max())
-            max_work -= refine(task, state, component, max_work)
-            best, _ = _better(job, best, state.place, state.order)
+    position, task = inverse_permutation(a.topological), task_of(a, m, job.room)
+    for component in levels(task):
+        if max_work <= 0 or seconds_left() <= 0:
+            break
+        # Those first on which the others wait longest, as devices are linked: where it is faster.
+        ranked = np.lexsort((position, -bottom_levels(a, m, best.plan.place)))
+        states = [state_of(best.plan.place, each, m.num_devices) for each in (best.order, ranked)]
+        for state in states:
+            fill_kernel(task, state)
+        state = min(states, key=lambda state: state.finish.max())
+        max_work -= refine(task, state, component, max_work, m.serial > 0)
+        best, _ = _better(job, best, state.place, state.order)
     return best
 
 
