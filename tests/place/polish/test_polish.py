@@ -18,9 +18,10 @@ from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.blocks import give, move_block, path_through_block
-from pardnn.place.polish.neighbourhood import State, Task, best_slot, changed, fill_kernel
+from pardnn.place.polish.neighbourhood import State, Task, changed, fill_kernel
 from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
 from pardnn.place.polish.search import search_kernel
+from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner import algorithms, portfolio

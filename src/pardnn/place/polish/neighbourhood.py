@@ -1,11 +1,9 @@
-"""The neighbourhood of `polish`: times along all paths of a plan, and the best slot of an op.
+"""The plan that `polish` changes: times along all paths, kept while ops move.
 
 A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
 its finish (its head with its own seconds) and its `tail`, the seconds from its start to the end of
-the step, both along the longest path of inputs, messages and queues. An op taken out of its queue
-makes no path longer; put between two other ops, it adds only paths through itself, whose length
-both numbers tell at once. So every device and many places in its queue are evaluated without a
-simulation, and the change that is made costs a simulation of what it changes alone.
+the step, both along the longest path of inputs, messages and queues. A change costs a simulation of
+what it changes alone.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -21,8 +19,6 @@ from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
 
-#: Places tried in a queue, before and after where the op runs now.
-REACH = 12
 #: Positions of the order looked at for the op before on each device, per device.
 LOOK = 12
 
@@ -173,17 +169,6 @@ def makespan(s: State) -> float:
 
 
 @helper
-def _window(t: Task, s: State, op: int) -> tuple[int, int]:
-    """First and last position where an op may stand, the other ops as they are."""
-    first, last = 0, len(s.order) - 1
-    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
-        first = max(first, s.position[t.in_op[edge]] + 1)
-    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
-        last = min(last, s.position[t.out_op[edge]] - 1)
-    return first, last
-
-
-@helper
 def _move(s: State, op: int, d: int, x: int, to: int) -> None:
     """Put an op behind op x in the queue of device d (x = -1: first), at a position `to`."""
     at, p, n = s.before[op], s.place[op], s.behind[op]
@@ -283,111 +268,3 @@ def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
     s.resident[d] += t.residual[op]
     _move(s, op, d, x, to)
     return _update(t, s, op, was, then)
-
-
-@helper
-def _neighbours(s: State, op: int) -> None:
-    """Fill `near` with the op before on each device: -1 none, -2 not found nearby."""
-    k = len(s.near)
-    s.near[:] = -2
-    s.near[s.place[op]] = s.before[op]
-    found, at = 1, s.position[op] - 1
-    least = max(-1, at - LOOK * k)
-    while found < k and at > least:
-        d = s.place[s.order[at]]
-        if s.near[d] == -2:
-            s.near[d] = s.order[at]
-            found += 1
-        at -= 1
-    for d in range(k):
-        if s.near[d] == -2 and (at < 0 or s.first[d] < 0):
-            s.near[d] = -1
-
-
-@helper
-def _paths(t: Task, s: State, op: int) -> None:
-    """Fill, per device, when the inputs have arrived and how long the step goes on after."""
-    k = len(s.near)
-    s.ready[:] = 0.0
-    s.follow[:] = 0.0
-    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
-        predecessor = t.in_op[edge]
-        p, at, size = s.place[predecessor], s.finish[predecessor], t.in_bytes[edge]
-        for d in range(k):
-            comm = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
-            s.ready[d] = max(s.ready[d], at + comm)
-    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
-        successor = t.out_op[edge]
-        q, tail, size = s.place[successor], s.tail[successor], t.out_bytes[edge]
-        for d in range(k):
-            comm = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
-            s.follow[d] = max(s.follow[d], tail + comm)
-
-
-@kernel
-def best_slot(
-    t: Task, s: State, op: int, noise: float, seed: int
-) -> tuple[float, int, int, int, int]:
-    """Return the longest path through the op at the best other slot, and the slot.
-
-    That is: seconds, device, the op before it, its position, and the state of the generator.
-
-    Args:
-        t: What stays as it is.
-        s: The plan under change.
-        op: The op.
-        noise: Seconds per unit of a random number, added to the length of each path.
-        seed: State of the random generator.
-    """
-    low, high = _window(t, s, op)
-    _neighbours(s, op)
-    _paths(t, s, op)
-    best, path, where, behind, to = np.inf, np.inf, -1, -1, -1
-    here, group = s.place[op], t.group[op]
-    alone = t.member_ptr[group + 1] - t.member_ptr[group] == 1
-    for d in range(len(s.near)):
-        if not t.runs[group, d] or s.near[d] == -2:
-            continue
-        # Groups stay together: their ops change places in their queue alone.
-        if d != here and (not alone or s.resident[d] + t.residual[op] > t.room[d]):
-            continue
-        base = t.seconds[t.device_class[d], op]
-        for direction in range(2):
-            x, at = s.near[d], s.position[op]
-            y = s.behind[op] if d == here else (s.behind[x] if x >= 0 else s.first[d])
-            for step in range(REACH):
-                if step > 0 or (direction == 0 and d != here):
-                    start = s.ready[d] if x < 0 else max(s.ready[d], s.finish[x])
-                    now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.tail[y]))
-                    seed = seed * 48271 % 2147483647
-                    if now + noise * seed < best:
-                        best, path = now + noise * seed, now
-                        where, behind, to = d, x, at
-                # Only while an earlier start, or a shorter queue after it, is to be had.
-                if direction == 0:
-                    if x < 0 or s.finish[x] <= s.ready[d] or s.position[x] < low:
-                        break
-                    x, y, at = s.before[x], x, s.position[x]
-                else:
-                    if y < 0 or s.tail[y] <= s.follow[d] or s.position[y] > high:
-                        break
-                    x, y, at = y, s.behind[y], s.position[y]
-    return path, where, behind, to, seed
-
-
-@helper
-def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
-    """Return the first op from a position on that is on a path of a length, and the steps to it.
-
-    Args:
-        t: What stays as it is.
-        s: The plan under change.
-        begin: Position of the global order.
-        length: Seconds.
-    """
-    n = len(s.order)
-    for step in range(n):
-        op = s.order[(begin + step) % n]
-        if s.finish[op] + s.tail[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
-            return op, step
-    return s.order[begin], n

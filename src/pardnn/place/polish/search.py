@@ -1,6 +1,6 @@
 """The search of `polish`: ops of longest paths go where the longest path through them is shorter.
 
-Single ops go to their best slot, which `neighbourhood` finds without a simulation, and in every
+Single ops go to their best slot, which `slots` finds without a simulation, and in every
 second step a block of ops that read each other on one device to its best device, which `blocks`
 finds likewise, for graphs in which moving one op costs more messages than it saves. Groups and
 blocks are also exchanged with others, mainly where memory is full; these changes are simulated.
@@ -20,12 +20,11 @@ from pardnn.place.polish.blocks import gather, give, may_go, move_block, residua
 from pardnn.place.polish.neighbourhood import (
     State,
     Task,
-    best_slot,
     changed,
-    critical,
     fill_kernel,
     makespan,
 )
+from pardnn.place.polish.slots import best_slot
 
 #: Cost of evaluating an op's slots, in ops computed again, plus half an op per device (measured).
 EVALUATION = 20
@@ -39,6 +38,40 @@ MANY_TRIES, MANY_OPS, FEW_TRIES, MIN_TRIES = 8, 500, 32, 1024
 #: One of so many steps evaluates a block; a quarter as many on so few ops, where exchanges cost
 #: little.
 BLOCK_TURNS, TINY_OPS = 2, 50
+
+
+@helper
+def _running_at(s: State, seconds: float) -> int:
+    """Return about the position of what runs at a time: long ops are found as often as short ones.
+
+    Ops end about in the order in which they start.
+    """
+    low, high = 0, len(s.order) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if s.finish[s.order[middle]] < seconds:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@helper
+def _critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
+    """Return the first op from a position on that is on a path of a length, and the steps to it.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        begin: Position of the global order.
+        length: Seconds.
+    """
+    n = len(s.order)
+    for step in range(n):
+        op = s.order[(begin + step) % n]
+        if s.finish[op] + s.tail[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
+            return op, step
+    return s.order[begin], n
 
 
 @helper
@@ -126,7 +159,10 @@ def search_kernel(t: Task, s: State, max_work: int, tolerance: float, seed: int)
     while work < max_work:
         limit = max(best * (1 + tolerance * (1 - work / max_work)), now * (1 - 1e-9))
         seed = seed * 48271 % 2147483647
-        op, steps = critical(t, s, seed % n, now * (1 - 1e-9))
+        begin = seed % n
+        if seed // 64 % 2 == 0:
+            begin = _running_at(s, now * (seed / 2147483647))
+        op, steps = _critical(t, s, begin, now * (1 - 1e-9))
         seed = seed * 48271 % 2147483647
         kind, group = seed % spread, t.group[op]
         work += EVALUATION + k // 2 + steps // 8
