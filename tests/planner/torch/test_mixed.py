@@ -270,7 +270,7 @@ def test_a_mixed_plan_is_no_start() -> None:
 
 def test_auto_takes_a_mixed_plan_where_it_is_fastest() -> None:
     """Two samples on four devices: pieces alone leave two idle, a cut of all sends much."""
-    wide, cluster = graph(1024, 512, 2, 2), islands(2, 2)
+    wide, cluster = graph(1024, 256, 2, 2), islands(2, 2)
     found = pardnn.plan(wide, cluster, costs="v100", reserve=0.0, microbatches=2)
     assert found.partition is not None
     assert found.partition.submeshes == 2

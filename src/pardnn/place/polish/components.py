@@ -73,7 +73,7 @@ def with_heavy_ones(t: Task, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"
 
 def _attached(
     t: Task, component: Int64[ndarray, " n"], number: int
-) -> tuple[int, Int64[ndarray, " h"]]:
+) -> tuple[int, Int64[ndarray, " heavy"]]:
     """Join light components to others; return how many there are now, and ops of heavy ones."""
     # Of equal edges those first whose tensor few ops read: all of them read the learning rate.
     by_bytes = np.lexsort((np.diff(t.out_ptr)[t.in_op], -t.in_bytes))
@@ -197,7 +197,7 @@ def _simulated(
 def refine_kernel(
     t: Task,
     s: State,
-    ptr: Int64[ndarray, " c+1"],
+    ptr: Int64[ndarray, " p"],
     member: Int64[ndarray, " n"],
     tried: Int64[ndarray, " m"],
     max_work: int,
