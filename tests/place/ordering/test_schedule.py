@@ -62,8 +62,8 @@ def naive_slots(
 
     A sender waits after the first op that ends when the message has arrived, or later, and not
     before the last op of its own that reads the storage; for what outlives the step, and for
-    numbers, it waits last. The receiver posts before the last op that it reaches by the time the
-    message is sent.
+    numbers that it is given, it waits last. The receiver posts before the last op that it reaches
+    by the time the message is sent.
     """
     a, finish = graph.arrays, timeline.finish
     rows = [
@@ -87,7 +87,9 @@ def naive_slots(
         if place[a.tensor_op[owner]] == source:
             inputs = [a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]] for op in row]
             reads = [i for i, each in enumerate(inputs) if owner in a.tensor_owner[each]]
-            outlives = a.memory[a.tensor_op[owner]] == RESIDUAL or a.tensor_bytes[owner] <= 8
+            maker = a.tensor_op[owner]
+            is_given = a.input_ptr[maker] == a.input_ptr[maker + 1] and a.tensor_bytes[owner] <= 8
+            outlives = a.memory[maker] == RESIDUAL or is_given
             end = len(row) if outlives else max([end, *reads])
         late = [row.index(op) for op in writers[int(a.tensor_owner[t])] if op in row[begin + 1 :]]
         end = min([end, *(at - 1 for at in late)])

@@ -21,7 +21,8 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
-#: Bytes of a host scalar: a rate that is held until another device has it costs no memory.
+#: Bytes of a host scalar: a rate that is held until another device has it takes no memory to speak
+#: of. Those that ops compute do, in small steps: they are many.
 NUMBER_BYTES = 8
 
 
@@ -196,11 +197,14 @@ def _kept_until(
 ) -> Int64[ndarray, " t"]:
     """Return the position until which each storage is on its device anyway, by its owner.
 
-    That of the last op there that reads it; the end for what outlives the step, and for numbers.
+    That of the last op there that reads it; the end for what outlives the step, and for
+    numbers that the step is given.
     """
     n, kept = len(position), np.full(len(a.tensor_op), -1, dtype=np.int64)
     for t in range(len(kept)):
-        if a.memory[a.tensor_op[t]] == RESIDUAL or a.tensor_bytes[t] <= NUMBER_BYTES:
+        op = a.tensor_op[t]
+        is_given = a.input_ptr[op] == a.input_ptr[op + 1] and a.tensor_bytes[t] <= NUMBER_BYTES
+        if a.memory[op] == RESIDUAL or is_given:
             kept[t] = n
     for p in range(n):
         op = plan.order_op[p]

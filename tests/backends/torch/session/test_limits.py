@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -48,7 +49,7 @@ def in_child(body: Any) -> Any:
     return outcome.value
 
 
-@pytest.mark.parametrize(("memory", "keeps"), [("400MiB", True), ("160MiB", False)])
+@pytest.mark.parametrize(("memory", "keeps"), [("400MiB", True), ("144MiB", False)])
 def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: bool) -> None:
     """Of 64 MiB of weights and as much of gradients; the heap is looked at before their ops."""
     begin = HeapGuard.begin
@@ -58,6 +59,7 @@ def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: 
         guard._end = 0
 
     def body() -> Any:
+        gc.collect()  # what other tests left would be room that is freed beside the step
         cluster = pardnn.Cluster.uniform(1, memory=memory)
         fast = pardnn.parallelize(step, *made(4096), cluster=cluster, costs="v100")
         found = []
