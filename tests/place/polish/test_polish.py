@@ -153,6 +153,17 @@ def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int
             assert state.finish.max() <= max(before, path)
 
 
+@pytest.mark.jit
+def test_a_slot_in_ones_own_queue_does_not_count_the_op_twice() -> None:
+    # On one device every order takes as long.
+    rows = [Row(role="input", quarters=quarters) for quarters in (4, 20, 8, 12)]
+    *_, task, state = round_robin_searched(build_graph("one queue", ops_of(rows)), 1)
+    for op in range(len(rows)):
+        path, d, x, to, _ = best_slot(task, state, op, 0.0, 1)
+        assert (path, d) == (11.0, 0)
+        assert (x, to) != (state.before[op], state.position[op])
+
+
 @settings(max_examples=10)
 @given(graph=graphs(max_ops=12), k=st.integers(2, 3))
 def test_serial_links_are_simulated(graph: Graph, k: int) -> None:

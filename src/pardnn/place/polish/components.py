@@ -48,10 +48,10 @@ def levels(t: Task) -> Iterator[Int64[ndarray, " n"]]:
     """
     sizes = t.in_bytes[t.in_bytes > 0]
     least, most = (sizes.min(), sizes.max()) if len(sizes) else (1.0, 0.0)
-    before = 1
+    before, edges = 1, _by_bytes(t)
     while least <= most:
         component = np.empty(len(t.group), dtype=np.int64)
-        number, _ = _attached(t, component, connect_kernel(t, float(least), component))
+        number, _ = _attached(t, edges, component, connect_kernel(t, float(least), component))
         if number > before:
             yield component
         before, least = number, least * STEP
@@ -65,23 +65,31 @@ def with_heavy_ones(t: Task, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"
         place: Device of each op.
     """
     component = t.group.copy()
-    number, heaviest = _attached(t, component, len(t.member_ptr) - 1)
+    number, heaviest = _attached(t, _by_bytes(t), component, len(t.member_ptr) - 1)
     device = np.full(number, -1, dtype=np.int64)
     device[component[heaviest]] = place[heaviest]
     return np.where(device[component] < 0, place, device[component])
 
 
+def _by_bytes(t: Task) -> tuple[Int64[ndarray, " e"], Int64[ndarray, " e"]]:
+    """Return the reader and the source of each edge, those of the most bytes first."""
+    # Of equal edges those first whose tensor few ops read: all of them read the learning rate.
+    order = np.lexsort((np.diff(t.out_ptr)[t.in_op], -t.in_bytes))
+    reader = np.repeat(np.arange(len(t.group)), np.diff(t.in_ptr))
+    return reader[order], t.in_op[order]
+
+
 def _attached(
-    t: Task, component: Int64[ndarray, " n"], number: int
+    t: Task,
+    edges: tuple[Int64[ndarray, " e"], Int64[ndarray, " e"]],
+    component: Int64[ndarray, " n"],
+    number: int,
 ) -> tuple[int, Int64[ndarray, " heavy"]]:
     """Join light components to others; return how many there are now, and ops of heavy ones."""
-    # Of equal edges those first whose tensor few ops read: all of them read the learning rate.
-    by_bytes = np.lexsort((np.diff(t.out_ptr)[t.in_op], -t.in_bytes))
-    reader = np.repeat(np.arange(len(component)), np.diff(t.in_ptr))
     work = np.bincount(component, weights=t.seconds[0], minlength=number)
     is_heavy = work > t.latency.max()
     heavy = np.flatnonzero(is_heavy[component])
-    return attach_kernel(is_heavy, reader[by_bytes], t.in_op[by_bytes], component), heavy
+    return attach_kernel(is_heavy, *edges, component), heavy
 
 
 @kernel
