@@ -1,8 +1,9 @@
 """`auto` beside every algorithm that `compare` lists: it should never be slower than any of them.
 
 `python -m bench auto [NAMES] [--devices 2,4,8] [--seconds S]` writes
-`bench/results/<date>_auto.{md,json}`. Each graph is planned without a limit, and under one that
-forces it over the devices. Cases are kept in `.auto` as they end, so a run that was cut goes on.
+`bench/results/<date>_auto.{md,json}`. Models of many kinds are captured, and some graphs of
+`testbed/graphs` loaded. Each is planned without a limit, and under one that forces it over the
+devices. Cases are kept in `.auto` as they end, so a run that was cut goes on.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import argparse
 import datetime
 import json
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pardnn
 from bench.common import RESULTS
+from bench.placement.auto_models import MODELS
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
@@ -32,15 +36,23 @@ COSTS = "v100"
 ROOM = 1.6
 #: Two simulations of one plan differ by less.
 EQUAL = 1e-9
-GRAPHS = Path(__file__).parents[2] / "testbed" / "graphs"
+#: Of the graphs that are kept, one or two of each kind, the smallest first.
+KEPT = (
+    "wresnet_50_4", "wresnet_152_10", "wresnet_152_10_norm", "rnn_4_8k", "gpt2", "word_rnn",
+    "char_crn", "e3d",
+)  # fmt: skip
 
 Case = dict[str, Any]
 
 
-def names_of_graphs() -> list[str]:
-    """Return the captured graphs, the smallest first."""
-    found = sorted(GRAPHS.glob("*.json.gz"), key=lambda path: path.stat().st_size)
-    return [path.name.removesuffix(".json.gz") for path in found]
+def graph_of(name: str) -> Graph:
+    """Return the graph of a model, captured, or a kept one."""
+    if name not in MODELS:
+        return load(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the models' own code
+        step, args = MODELS[name]()
+        return pardnn.capture(step, *args)
 
 
 def _problem(graph: Graph, devices: int, limit: int | None) -> Problem:
@@ -57,7 +69,7 @@ def limit_of(graph: Graph, devices: int) -> int:
 
 def case_of(name: str, devices: int, is_limited: bool) -> Case:
     """Return the steps (simulated) of `auto` and of every other algorithm on one graph."""
-    graph = load(name)
+    graph = graph_of(name)
     limit = limit_of(graph, devices) if is_limited else None
     problem, begin = _problem(graph, devices, limit), time.process_time()
     found: dict[str, float | None] = {}
@@ -114,7 +126,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     parts = Path(".auto") / f"{chosen.date}.jsonl"
     end, found = time.monotonic() + chosen.seconds, []
-    names = chosen.names or names_of_graphs()
+    names = chosen.names or [*MODELS, *KEPT]
     for case in cases(names, [int(k) for k in chosen.devices.split(",")], parts):
         found.append(case)
         lost = ", ".join(beaten_by(case)) or "nothing"
