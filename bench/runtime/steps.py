@@ -34,6 +34,8 @@ from testbed.small_models import classify_step, language_step
 
 RANKS = 2
 OURS = ("tofu", "pardnn", "data-parallel")
+#: What `parallelize` decides by itself, with costs and links that it measures.
+DEFAULT = "auto, measured"
 #: Two local gloo ranks, as measured: bytes per second, seconds.
 BANDWIDTH, LATENCY = 2e9, 140e-6
 
@@ -107,9 +109,11 @@ def training_steps(
         rank: Of this process.
     """
     found: dict[str, Callable[[], Any]] = {}
-    for name, plan in plans.items():
+    for name, plan in (plans | {DEFAULT: None}).items():
         step, args = make()
         fast = parallelize(step, *args, plan=plan, timeout=300, device="cpu")
+        if plan is None and rank == 0:
+            sys.stderr.write(f"{DEFAULT}: {fast.plan.algorithm}\n")
         found[name] = lambda fast=fast, batch=args[2:]: fast(*batch)
     found["DDP"] = ddp(make(), rank)
     found["FSDP2"] = fsdp2(make(), rank)

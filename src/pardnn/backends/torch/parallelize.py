@@ -18,7 +18,7 @@ from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_for, recording_of
 from pardnn.backends.torch.devices import this_device
-from pardnn.backends.torch.ops.host_allocator import pin_allocator
+from pardnn.backends.torch.ops.host_allocator import grow_heap, pin_allocator
 from pardnn.backends.torch.profile.rank_links import ThisCluster
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
@@ -358,6 +358,8 @@ def parallelize(
         if limits:
             pin_allocator()
             _limit(state, first.executor)  # so that it holds while the state is made
+        elif state.world.device.type == "cpu":
+            grow_heap()
         announce = functools.partial(guard_spread_objects, state.spread)
         variants = Variants(state, history, make, first, recording, announce)
         if limits:

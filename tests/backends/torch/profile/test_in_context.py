@@ -48,6 +48,18 @@ def test_values_flow_from_call_to_call():
     assert all(found[signature(op, tensors_by_name(graph))].seconds > 0 for op in graph.ops[1:])
 
 
+def test_a_piece_runs_as_far_as_it_goes_before_the_next_one():
+    """So a rank runs them: at the second piece, the caches hold what the first one ended with."""
+    SEEN.clear()
+    graph = build_graph("g", [
+        source("x", 8),
+        seen("a@0", "x", 0), seen("a@1", "x", 1), seen("b@0", "a@0", 2), seen("b@1", "a@1", 3),
+        seen("c", "b@0", 4),
+    ])  # fmt: skip
+    entries(graph)
+    assert [at for at, _ in SEEN[:5]] == [0, 2, 4, 1, 3]
+
+
 def test_what_reads_a_refused_call_is_timed_all_the_same():
     SEEN.clear()
     refusing = call("r", "pardnn_rehearsal_test::refuse.default", ["x"], [tensor("r", 8)])

@@ -15,7 +15,7 @@ from pardnn.backends.torch import parallelize
 from pardnn.backends.torch.devices import rank_memory_bytes
 from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.runtime import memory_limits
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard
+from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
 from pardnn.errors import InfeasibleError, RankError
 from pardnn.planner import next_plan
 from tests.backends.torch.ranks import connect, run_ranks
@@ -71,6 +71,21 @@ def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: 
         return found
 
     assert in_child(body) == [keeps, False]
+
+
+def test_without_a_limit_the_end_of_a_step_does_not_trim_the_heap() -> None:
+    def body() -> Any:
+        given_back = 128 << 10
+        host_allocator._set(host_allocator._GIVEN_BACK)  # as glibc begins
+        fast = pardnn.parallelize(step, *made(64), costs="v100")
+        fast(made(64)[2])
+        blocks = [torch.empty(3 << 20, dtype=torch.uint8) for _ in range(16)]
+        held = data_bytes()
+        blocks.clear()
+        fast.close()
+        return held - data_bytes() < given_back
+
+    assert in_child(body)
 
 
 def test_the_limit_of_the_cluster_is_enforced_in_the_users_process() -> None:

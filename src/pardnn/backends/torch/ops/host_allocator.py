@@ -56,6 +56,16 @@ def pin_allocator() -> None:
     _set({_M_MMAP_MAX: 1 << 20, _M_ARENA_MAX: 1} | _tier())
 
 
+def grow_heap() -> None:
+    """Leave freed blocks below `GROWN_BYTES` in the heap of a process that has no limit.
+
+    glibc does so itself once such a large block was freed. Before that it trims its heap at twice
+    the largest block so far, and each step has that anew: 3,500 pages of a step of 75 ms.
+    """
+    if not _is_pinned:
+        _set(_GROWN)
+
+
 def keep_small_blocks(keeps: bool) -> None:
     """Leave freed blocks below `SMALL_BYTES` in the heap, where freed tensors have to go back.
 
@@ -104,7 +114,7 @@ def as_on_ranks(*, keeps: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        _set(_GROWN)  # glibc no longer moves a threshold that was set once
+        grow_heap()  # glibc no longer moves a threshold that was set once
 
 
 @functools.cache
