@@ -7,40 +7,40 @@ Idea: before each of its ops, the rank moves its generator past the draws of all
 before it in the order of the unplaced step. How far each moves a generator is measured
 (`generator.measure`), and successive skips are joined into one.
 
-A plan may run the ops of independent branches in another order than the step. Then one pass over
-all draws saves the generator's state at the start of each own op ahead of the step.
+A plan may run the ops of independent branches in another order than the step. So the walk keeps
+the state of the generator at each own op that it passes before the plan runs it, and where it was
+when it turned back to one.
 
-Complexity: O(random ops) a step, and one `generator.advance` for each op of the rank.
+Complexity: O(random ops) a step; what others draw is passed once, and what is drawn early or late
+by this rank once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
-from pardnn.backends.torch.rng.generator import (
-    Draws,
-    default_generator,
-    read_state,
-    skip_calls,
-    write_state,
-)
+from pardnn.backends.torch.rng.generator import Draws, read_state, skip_calls, write_state
 from pardnn.errors import MismatchError
 
 
 class RandomStream:
-    """The generator of one rank, advanced through the random ops of a step in their order.
+    """The generator of one rank, at each of its random ops where one device would have it.
 
     Args:
-        order: Names of all random ops of the step that draw from this generator.
+        order: Names of all random ops of the step that draw from this generator, in its order.
         calls: What each of them does to the generator, same length.
-        mine: Names of those that this rank runs.
+        mine: Those that this rank runs, as often as it does, in any order.
         generator: The generator they draw from.
+
+    Raises:
+        MismatchError: E515, these do not fit together.
 
     Example:
         >>> once = fixed(1)
-        >>> stream = RandomStream(["a", "b"], [once, once], {"b"}, torch.default_generator)
+        >>> stream = RandomStream(["a", "b"], [once, once], ["b"], torch.default_generator)
         >>> stream.before("b")  # skips the draw of a; then the rank runs b, and last
         >>> stream.finish()  # doctest: +SKIP
     """
@@ -49,56 +49,71 @@ class RandomStream:
         self,
         order: Sequence[str],
         calls: Sequence[Draws],
-        mine: frozenset[str] | set[str],
+        mine: Sequence[str],
         generator: torch.Generator,
     ) -> None:
         self._calls = tuple(calls)
         self._positions = {name: index for index, name in enumerate(order)}
-        self._mine = tuple(index for index, name in enumerate(order) if name in mine)
+        if len(self._positions) != len(order) or len(order) != len(calls):
+            self._fail(len(order), len(calls), 0)
+        if unknown := set(mine) - self._positions.keys():
+            self._fail(len(order), len(calls), len(unknown))
+        self._runs = Counter(self._positions[name] for name in mine)
         self._generator = generator
-        self._num_passed = 0
-        self._num_run = 0
-        if (
-            not len(self._positions) == len(order) == len(calls)
-            or not mine <= self._positions.keys()
-        ):
-            raise MismatchError(
-                f"the random ops of a step do not fit together: {len(order)} in order, "
-                f"{len(self._positions)} different names, {len(calls)} measured, "
-                f"{len(mine - self._positions.keys())} on this rank that are not in the order.\n"
-                "Measure and plan the same graph.",
-                code="E515",
-            )
+        self._begin()
+
+    def _fail(self, ordered: int, measured: int, unknown: int) -> None:
+        raise MismatchError(
+            f"the random ops of a step do not fit together: {ordered} in order, "
+            f"{len(self._positions)} different names, {measured} measured, "
+            f"{unknown} on this rank that are not in the order.\n"
+            "Measure and plan the same graph.",
+            code="E515",
+        )
+
+    def _begin(self) -> None:
+        self._left = self._runs.copy()
+        # All calls before the front are passed; its state, None: the generator is there.
+        self._front = 0
+        self._front_state: bytes | None = None
+        self._passed: dict[int, bytes] = {}
 
     def before(self, op: str) -> None:
         """Move the generator to where `op`, which this rank runs next, begins to draw.
 
         Raises:
-            MismatchError: E516, this rank does not run `op`, or runs it out of order.
+            MismatchError: E516, this rank does not run `op`, or not once more in this step.
         """
-        position = self._positions.get(op)
-        if self._num_run == len(self._mine) or position != self._mine[self._num_run]:
+        at = self._positions.get(op, -1)
+        if not self._left[at]:
             raise MismatchError(
-                f"random op {op!r} is not the next one of this rank: it would draw another op's "
-                f"numbers.\nA plan runs random ops in the order of the step; this is number "
-                f"{position} of it, {self._num_run} of this rank's {len(self._mine)} are done.",
+                f"random op {op!r} is none that this rank has still to run in this step: it would "
+                f"draw another op's numbers.\n{self._left.total()} of its {self._runs.total()} "
+                "runs of random ops are left. Parallelize again, with a plan of this step.",
                 code="E516",
                 details={"op": op},
             )
-        self.ahead()
-        self._num_passed = self._mine[self._num_run] + 1
-        self._num_run += 1
-
-    def ahead(self) -> None:
-        """Move the generator to this rank's next random op in advance, while the rank waits.
-
-        `before` then has nothing left to skip. After the last op this does nothing.
-        """
-        if self._num_run == len(self._mine):
+        self._left[at] -= 1
+        if at < self._front:
+            if self._front_state is None:
+                self._front_state = read_state(self._generator)
+            write_state(self._generator, self._passed[at])
             return
-        position = self._mine[self._num_run]
-        skip_calls(self._generator, self._calls[self._num_passed : position], is_repeated=True)
-        self._num_passed = position
+        self._walk(at)
+        if self._left[at]:
+            self._passed[at] = read_state(self._generator)
+        self._front = at + 1  # where its draw will leave the generator
+
+    def _walk(self, end: int) -> None:
+        """Move the front, keeping the states at own ops that are still to run."""
+        if self._front_state is not None:
+            write_state(self._generator, self._front_state)
+            self._front_state = None
+        for own in [at for at in range(self._front, end) if self._left[at]]:
+            skip_calls(self._generator, self._calls[self._front : own], is_repeated=True)
+            self._front, self._passed[own] = own, read_state(self._generator)
+        skip_calls(self._generator, self._calls[self._front : end], is_repeated=True)
+        self._front = end
 
     def finish(self) -> None:
         """Move the generator to the end of the step and start over for the next step.
@@ -106,83 +121,11 @@ class RandomStream:
         Raises:
             MismatchError: E516, some of this rank's random ops have not run.
         """
-        if self._num_run != len(self._mine):
+        if self._left.total():
             raise MismatchError(
-                f"the step ended with {len(self._mine) - self._num_run} random ops of this rank "
-                "not run: the generator would not be where one device leaves it.",
+                f"the step ended with {self._left.total()} random ops of this rank not run: the "
+                "generator would not be where one device leaves it.",
                 code="E516",
             )
-        skip_calls(self._generator, self._calls[self._num_passed :], is_repeated=True)
-        self._num_passed = self._num_run = 0
-
-
-class UnorderedStream:
-    """The random stream of a rank that does not run its random ops in the order of the step.
-
-    Has the methods of `RandomStream`. Before the first own draw, one pass over all draws of the
-    step saves the generator's state at the start of each own op.
-
-    Args:
-        order: All random ops in the order of the whole step.
-        calls: How each of them advances the generator.
-        mine: Those that this rank runs.
-        generator: That they draw from.
-    """
-
-    def __init__(
-        self,
-        order: Sequence[str],
-        calls: Sequence[Draws],
-        mine: set[str],
-        generator: torch.Generator,
-    ) -> None:
-        self._order = tuple(order)
-        self._calls = tuple(calls)
-        self._mine = mine
-        self._generator = generator
-        self._states: dict[str, bytes] = {}
-        self._end = b""
-
-    def _look_ahead(self) -> None:
-        skipped: list[Draws] = []
-        for name, call in zip(self._order, self._calls, strict=True):
-            if name in self._mine:
-                skip_calls(self._generator, skipped)
-                skipped = []
-                self._states[name] = read_state(self._generator)
-            skipped.append(call)
-        skip_calls(self._generator, skipped)
-        self._end = read_state(self._generator)
-
-    def before(self, op: str) -> None:
-        """Set the generator to the state at the start of `op`."""
-        if not self._states:
-            self._look_ahead()
-        write_state(self._generator, self._states[op])
-
-    def finish(self) -> None:
-        """Set the generator to the state at the end of the step."""
-        if not self._states:
-            self._look_ahead()
-        write_state(self._generator, self._end)
-        self._states = {}
-
-
-def make_stream(
-    order: Sequence[str], draws: Mapping[str, Draws], mine: Sequence[str], device: torch.device
-) -> RandomStream | UnorderedStream:
-    """Return what keeps one rank's generator where the step on one device would have it.
-
-    Args:
-        order: All random ops in the order of the whole step.
-        draws: How each advances the generator.
-        mine: Those that this rank runs, in the order of its plan.
-        device: Whose generator they draw from.
-    """
-    position = {name: i for i, name in enumerate(order)}
-    calls = [draws[name] for name in order]
-    positions = [position[name] for name in mine]
-    in_order = positions == sorted(positions)
-    is_once = len(set(mine)) == len(mine)
-    kind = RandomStream if in_order and is_once else UnorderedStream
-    return kind(list(order), calls, set(mine), default_generator(device))
+        self._walk(len(self._calls))
+        self._begin()

@@ -24,7 +24,6 @@ from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.profile.recorder import Recorder
 from pardnn.backends.torch.rng.generator import Draws
-from pardnn.backends.torch.rng.stream import make_stream
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.failures import (
     action_text,
@@ -36,12 +35,7 @@ from pardnn.backends.torch.runtime.input_checks import check_resident, other_bat
 from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.runtime.random_ops import (
-    drawn_once,
-    is_random,
-    random_ops,
-    replayed_op,
-)
+from pardnn.backends.torch.runtime.random_ops import is_random, random_stream
 from pardnn.backends.torch.runtime.results import check_written, share_results
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
@@ -116,7 +110,9 @@ class Executor:
         self.effects: list[Any] = []
         self._inputs: Mapping[str, Any] = {}
         self._actions = program.lowered.ranks[world.rank]
-        self._stream = self._make_stream(draws)
+        self._stream, self._drawn = None, {}
+        if world.size > 1 or draws:
+            self._stream, self._drawn = random_stream(program, world, draws or {})
         self._env: Environment = {}
         self._names: frozenset[str] = frozenset()
         if resident is not None:
@@ -133,16 +129,6 @@ class Executor:
     def detach(self) -> None:
         """Let go of all values: others have taken over."""
         self._env = {}
-
-    def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
-        drawing = random_ops(self.program.graph) if self.world.size > 1 or draws else []
-        if not drawing:
-            return None
-        whole = {op.name: op for op in random_ops(self.program.whole)}
-        self._drawn = known = {op.name: drawn_once(op, whole) for op in drawing}
-        order = [name for name, op in whole.items() if replayed_op(op) is None]
-        mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
-        return make_stream(order, draws or {}, mine, self.world.device)
 
     def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for op in self.program.residents(self.rank):

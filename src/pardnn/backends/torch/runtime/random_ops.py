@@ -15,15 +15,19 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.wire_format import HOST_TYPES
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import bind, find_call
 from pardnn.backends.torch.ops.schema import signature
 from pardnn.backends.torch.rng.generator import (
     Draws,
     Effect,
+    default_generator,
     has_fixed_draws,
     measure,
 )
+from pardnn.backends.torch.rng.stream import RandomStream
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partitioned_graph import DRAW
@@ -68,6 +72,33 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     if again not in whole or not is_random(whole[again]) or replayed_op(whole[again]) is not None:
         raise FileError(f"op {shown(name)} draws the numbers of {shown(again)}, which draws none")
     return again
+
+
+def random_stream(
+    program: Program, world: World, draws: Mapping[str, Draws]
+) -> tuple[RandomStream | None, Mapping[str, str]]:
+    """Return this rank's generator in a step, and of each random op whose numbers it draws.
+
+    Args:
+        program: Of the step.
+        world: This rank's connections.
+        draws: How each random op of the whole graph advances the generator.
+
+    Returns:
+        None and no ops for a step that draws nothing.
+
+    Raises:
+        MismatchError: E515, if they do not fit together.
+    """
+    drawing = random_ops(program.graph)
+    if not drawing:
+        return None, {}
+    whole = {op.name: op for op in random_ops(program.whole)}
+    drawn = {op.name: drawn_once(op, whole) for op in drawing}
+    order = [name for name, op in whole.items() if replayed_op(op) is None]
+    mine = [drawn[name] for name in program.plan.order[world.rank] if name in drawn]
+    generator = default_generator(world.device)
+    return RandomStream(order, [draws[name] for name in order], mine, generator), drawn
 
 
 def _copied(name: str) -> Iterator[str]:
