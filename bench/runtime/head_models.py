@@ -54,18 +54,18 @@ def faces() -> Entry:
     return _entry(body, 128, 200_000, torch.randn(16, 3, 48, 48))
 
 
-def sentences() -> Entry:
-    """Three layers of a transformer of width 192, 16 sequences of 64, 150,000 labels."""
+def sentences(num_layers: int = 3) -> Entry:
+    """A transformer of width 192, 16 sequences of 64, 150,000 labels."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         192, 4, 768, dropout=0.0, batch_first=True, norm_first=True
     )  # fmt: skip
-    body = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    body = nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
     return _entry(body, 192, 150_000, torch.randn(16, 64, 192))
 
 
-def speech() -> Entry:
-    """Two recurrent layers of 256 units, 16 sequences of 40, 100,000 words."""
+def speech(num_layers: int = 2) -> Entry:
+    """Recurrent layers of 256 units, 16 sequences of 40, 100,000 words."""
     torch.manual_seed(0)
-    body = nn.GRU(80, 256, num_layers=2, batch_first=True)
+    body = nn.GRU(80, 256, num_layers=num_layers, batch_first=True)
     return _entry(body, 256, 100_000, torch.randn(16, 40, 80))

@@ -82,6 +82,7 @@ MODELS: dict[str, Callable[[], Entry]] = {
     "llama": lambda: hf_llama(16, layers=6, width=256, words=512, length=32),
     "mlp": mlp, "resnet": resnet,
     "faces": faces, "sentences": sentences, "speech": speech,
+    "sentences-6": lambda: sentences(6), "speech-4": lambda: speech(4),
 }  # fmt: skip
 
 

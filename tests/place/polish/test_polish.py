@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
-from pardnn.errors import InfeasibleError
+from pardnn.errors import InfeasibleError, InvalidPlanError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import Graph, Op
 from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
@@ -42,6 +42,21 @@ from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
 
 MODULES = {"metis": "pymetis", "m-sct": "highspy"}
 TYPES = ("accelerator", "cpu")
+
+
+def test_a_plan_whose_order_breaks_the_graphs_is_refused() -> None:
+    """The kernels look along the order for what a move changes: they would read beyond its end."""
+    one_second = {"accelerator": 1.0}
+    first = Op(name="a", kind="aten.relu.default", seconds=one_second)
+    second = Op(name="b", kind="aten.relu.default", after=("a",), seconds=one_second)
+    graph = build_graph("g", [first, second])
+    cluster = Cluster.uniform(2)
+    plan = place_round_robin(graph, machine_for(graph, cluster), [None] * 2).plan
+    plan = plan._replace(
+        place=np.zeros(2, dtype=np.int64), order_ptr=np.array([0, 2, 2]), order_op=np.array([1, 0])
+    )
+    with pytest.raises(InvalidPlanError, match="op 1 before op 0"):
+        polish(graph, machine_for(graph, cluster), plan, [None] * 2)
 
 
 @settings(max_examples=15)

@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
+from pardnn.errors import InvalidPlanError
+from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.kernels.jit import helper, kernel
 
 #: Positions of the order looked at for the op before on each device, per device.
@@ -103,6 +105,27 @@ class State(NamedTuple):
     block: Int64[ndarray, " n"]
     end: Float64[ndarray, " n"]
     queued: Int64[ndarray, " n"]
+
+
+def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
+    """Return the ops of a plan to improve in the order in which they are dispatched.
+
+    Args:
+        arrays: The graph.
+        dispatch: Of each op, from a run of the plan's lists.
+
+    Raises:
+        InvalidPlanError: E410, if an op runs before one that it has to follow: what it changes the
+            kernels would look for beyond the ends of their arrays.
+    """
+    first, then = op_edges(arrays).T
+    early = np.flatnonzero(dispatch[first] > dispatch[then])
+    if len(early):
+        raise InvalidPlanError(
+            f"a plan to improve runs op {then[early[0]]} before op {first[early[0]]}, which it has "
+            f"to follow ({len(early)} such pairs).\nThis is a fault of pardnn: please report it."
+        )
+    return np.argsort(dispatch, kind="stable")
 
 
 @helper

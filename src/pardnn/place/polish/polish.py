@@ -38,7 +38,7 @@ from pardnn.place.ordering.fit import fit_candidate, fits
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.polish.components import levels, refine, with_heavy_ones
-from pardnn.place.polish.neighbourhood import State, Task, fill_kernel
+from pardnn.place.polish.neighbourhood import State, Task, fill_kernel, global_order
 from pardnn.place.polish.search import search_kernel
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.bounds import lower_bound_seconds
@@ -218,7 +218,7 @@ def _job_of(graph: Graph, machine: Machine, capacities: list[int | None]) -> _Jo
 
 def _found(job: _Job, plan: PlanArrays) -> _Found:
     timeline = run_lists(job.arrays, job.machine, plan)
-    return _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
+    return _Found(plan, timeline.makespan, global_order(job.arrays, timeline.dispatch))
 
 
 def _better(
