@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
     walk_value,
 )
-from pardnn.backends.torch.user_step.slots import Slot
+from pardnn.backends.torch.user_step.slots import Slot, set_gradient
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op
 
@@ -67,24 +67,12 @@ class Source:
             old.data = value
             return
         if self.parameter is not None:
-            self._set_gradient(self.parameter, value)
+            set_gradient(self.parameter, value)
             return
         if isinstance(old, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=old.requires_grad)
         for slot in self.slots:
             slot.set(value)
-
-    @staticmethod
-    def _set_gradient(parameter: torch.Tensor, value: Any) -> None:
-        """Make `value` the gradient, also a shard where the parameter is whole, or cut otherwise.
-
-        torch refuses to assign a gradient of another shape, but not to give it other data.
-        """
-        if not isinstance(value, torch.Tensor) or value.shape == parameter.shape:
-            parameter.grad = value
-            return
-        parameter.grad = value.new_empty(()).expand(parameter.shape)
-        parameter.grad.data = value
 
 
 def mark_on_meta(tensor: Any) -> None:
