@@ -137,6 +137,7 @@ def parallelize(
         ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
+    firsts = iter([plan is None])  # of what is decided
 
     def on_cluster(found: ThisCluster) -> None:
         measured.append(found.cluster)
@@ -145,16 +146,16 @@ def parallelize(
 
     def decide(graph: Graph, world_size: int, state: StateInPlace | None) -> Plan:
         target = given or (measured[0] if measured else _unmeasured(world_size))
+        first = next(firsts, False)
 
         def planned() -> Plan:
-            # Only the process that plans loads the compiler.
-            from pardnn.planner.next_plan import next_plan
+            from pardnn.planner.next_plan import next_plan  # the compiler: only who plans loads it
             from pardnn.planner.options import PlanOptions
 
             options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
                                   microbatches=microbatches, recompute=recompute, offload=offload,
                                   constraints=tuple(constraints))  # fmt: skip
-            return next_plan(graph, target, options, plan, state, start)
+            return next_plan(graph, target, options, plan, state, start, is_first=first)
 
         if given is not None and can_fork(backends.this_device()):
             return plan_in_child(planned)  # this one is held to its limit

@@ -272,6 +272,10 @@ class Names:
         """
         return self._looked_up(text, constraint, self._ops_of)
 
+    def knows(self, text: str) -> bool:
+        """Whether there are ops that a name stands for."""
+        return next(self._found(text, self._ops_of), None) is not None
+
     def tensors(self, text: str, constraint: Constraint) -> tuple[Tensor, ...]:
         """Return the tensors that a name stands for: what an op makes, a layer's parameters.
 
@@ -283,16 +287,19 @@ class Names:
     def _looked_up(
         self, text: str, constraint: Constraint, find: Callable[[str, str], tuple[T, ...]]
     ) -> tuple[T, ...]:
-        prefix, _, rest = text.partition(":")
-        kinds = (prefix,) if prefix in ("op", "tensor", "layer") else ("op", "tensor", "layer")
-        name = rest if len(kinds) == 1 else text
-        for kind in kinds:
-            found = find(kind, name)
-            if found:
-                return found
+        found = next(self._found(text, find), None)
+        if found is not None:
+            return found
+        kinds, name = _kinds(text)
         known = [*self.whole, *self.maker, *{layer for layer in self.layers if layer}]
         hint = did_you_mean(name, known)
         raise unusable(constraint, f"no {' or '.join(kinds)} is named {shown(name)}", hint)
+
+    def _found(
+        self, text: str, find: Callable[[str, str], tuple[T, ...]]
+    ) -> Iterator[tuple[T, ...]]:
+        kinds, name = _kinds(text)
+        return filter(None, (find(kind, name) for kind in kinds))
 
     def _ops_of(self, kind: str, name: str) -> tuple[int, ...]:
         if kind == "layer":
@@ -307,6 +314,13 @@ class Names:
             ops = [op for op in ops if op.kind == "parameter"]
         made = [tensor for op in ops for tensor in op.outputs]
         return tuple(tensor for tensor in made if kind != "tensor" or tensor.name == name)
+
+
+def _kinds(text: str) -> tuple[tuple[str, ...], str]:
+    """Return what a name may be of, and the name without that."""
+    prefix, _, rest = text.partition(":")
+    every = ("op", "tensor", "layer")
+    return ((prefix,), rest) if prefix in every else (every, text)
 
 
 def named(
@@ -339,6 +353,21 @@ def named(
         )
         for each in constraints
     )
+
+
+def said_of(graph: Graph, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """Return what constraints that were made for another graph of a model say of this one.
+
+    An evaluation has no gradients and no updates, so names are missing there.
+    """
+    names = Names(graph, graph)
+    found: list[Constraint] = []
+    for each in constraints:
+        what = tuple(name for name in each.what if names.knows(name))
+        is_left = len(what) > 1 or what == each.what or (what and each.kind in ("pin", "forbid"))
+        if is_left:
+            found.append(dataclasses.replace(each, what=what))
+    return tuple(found)
 
 
 def _device(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError, MismatchError, UsageError
+from pardnn.errors import InfeasibleError, MismatchError, PardnnError, UsageError
 from pardnn.graph.ir import Graph
+from pardnn.plan.constraints import said_of
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, bytes_alone
-from pardnn.planner.algorithms import ALGORITHMS, SHARDED, mixed_parts
+from pardnn.planner.algorithms import ALGORITHMS, BEST_WHOLE, SHARDED, mixed_parts
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
@@ -25,10 +26,15 @@ def next_plan(
     own: Plan | None,
     state: StateInPlace | None,
     start: Plan | None = None,
+    *,
+    is_first: bool = False,
 ) -> Plan:
     """Plan a graph of a step, with the state where it is if that fits.
 
-    Where it does not, the plan is free, and the runtime moves what lies elsewhere.
+    Where it does not, the plan is free, and the runtime moves what lies elsewhere. Options were
+    chosen for the first graph of a step. What they cannot mean for a later one, a batch of one
+    sample or an evaluation, is left out: names that are not there, layouts (state has them, and
+    keeps them), pieces of no samples; and the best of its kind takes the place of an algorithm.
 
     Args:
         graph: Captured anew.
@@ -38,6 +44,7 @@ def next_plan(
         state: What lies on the devices; None for the first plan.
         start: A plan to make the first one from; what it decides and the user does not counts for
             the others, too.
+        is_first: Whether it is the first graph of its step: options that say nothing are told.
 
     Raises:
         InfeasibleError: E301, if no plan fits.
@@ -54,15 +61,35 @@ def next_plan(
         )  # fmt: skip
     options = options if start is None else started(options, start)
     costs = costs_for(graph, cluster, options.costs)
-    if state is not None:
-        if options.microbatches is not None:
-            options = _possible(graph, options)
-        try:
-            return make_plan(Problem(graph, cluster, costs, options, state))[0]
-        except (InfeasibleError, MismatchError, UsageError):
-            state = bytes_alone(graph, state)
-            return make_plan(Problem(graph, cluster, costs, options, state))[0]
-    return make_plan(Problem(graph, cluster, costs, options, start=start))[0]
+    if state is None:
+        return make_plan(Problem(graph, cluster, costs, options, start=start))[0]
+    options = _possible(graph, options)
+    tries = [options] if is_first else _meant(graph, options)
+    failure: PardnnError | None = None
+    for each in tries:
+        for lies in (state, bytes_alone(graph, state)):
+            try:
+                return make_plan(Problem(graph, cluster, costs, each, lies))[0]
+            except (InfeasibleError, MismatchError, UsageError) as error:
+                failure = error
+        if not isinstance(failure, UsageError):
+            break
+    assert failure is not None
+    raise failure
+
+
+def _meant(graph: Graph, options: PlanOptions) -> list[PlanOptions]:
+    """Return what options for another graph mean for this one, and less where that is no plan."""
+    said = said_of(graph, [each for each in options.constraints if each.kind != "layout"])
+    unpieced = tuple(each for each in said if each.kind != "pieces" or each.price_s is not None)
+    pieces = [each for each in said if each not in unpieced]
+    counts = [most_pieces(graph, each.count or 1) for each in pieces]
+    pieces = [dataclasses.replace(e, count=n) for e, n in zip(pieces, counts, strict=True) if n > 1]
+    best = "tofu" if options.algorithm in SHARDED or mixed_parts(options.algorithm) else BEST_WHOLE
+    return [
+        dataclasses.replace(options, constraints=(*unpieced, *pieces)),
+        dataclasses.replace(options, constraints=unpieced, algorithm=best, microbatches=None),
+    ]
 
 
 def _algorithm(own: Plan) -> str:
@@ -71,7 +98,7 @@ def _algorithm(own: Plan) -> str:
     name = own.algorithm or ""
     if name in known or (mixed_parts(name) and own.partition is not None):
         return name
-    return "auto-whole" if own.partition is None else "tofu"
+    return BEST_WHOLE if own.partition is None else "tofu"
 
 
 def _possible(graph: Graph, options: PlanOptions) -> PlanOptions:

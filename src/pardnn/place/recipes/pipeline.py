@@ -190,7 +190,7 @@ def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -
 def unit_ranks(
     arrays: GraphArrays, units: Units, schedule: Schedule, rows: Rows
 ) -> Int64[ndarray, " n"]:
-    """Return when each op has its turn: that of its unit, or of what reads it if that is earlier.
+    """Return when each op has its turn: that of its unit, or of what needs it if that is earlier.
 
     What runs once for all pieces comes as late as what reads it allows.
 
@@ -212,9 +212,12 @@ def unit_ranks(
     # Lists: an element of an array takes several times as long.
     outputs, inputs = arrays.output_ptr.tolist(), arrays.input_ptr.tolist()
     read, needed = arrays.input_tensor.tolist(), [last] * arrays.num_tensors
+    afters, after = arrays.after_ptr.tolist(), arrays.after_op.tolist()
     for op in arrays.topological[::-1].tolist():
         now = min(rank[op], *needed[outputs[op] : outputs[op + 1]], last)
         rank[op] = now
         for tensor in read[inputs[op] : inputs[op + 1]]:
             needed[tensor] = min(needed[tensor], now)
+        for first in after[afters[op] : afters[op + 1]]:
+            rank[first] = min(rank[first], now)
     return np.array(rank, dtype=np.int64)

@@ -171,3 +171,25 @@ def test_both_results_of_log_sigmoid_lie_in_order() -> None:
             )
         real = torch.ops.aten.log_sigmoid_forward(given)
         assert [x.stride() for x in found] == [x.stride() for x in real]
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_norms_of_autocast_are_of_the_types_of_real_ones(weights: torch.dtype) -> None:
+    """Under autocast, products in bfloat16 meet the float32 weights of a norm."""
+    aten, x, w = torch.ops.aten, torch.randn(3, 4, 4, dtype=torch.bfloat16), torch.ones(4)
+    w = w.to(weights)
+    forward: dict[Any, tuple[Any, ...]] = {
+        aten.native_layer_norm.default: (x, [4], w, w, 1e-5),
+        aten.native_group_norm.default: (x, w, w, 3, 4, 4, 2, 1e-5),
+        aten.native_batch_norm.default: (x, w, w, None, None, True, 0.1, 1e-5),
+    }
+    calls = list(forward.items())
+    _, mean, rstd = aten.native_group_norm.default(*forward[aten.native_group_norm.default])
+    backward = (x, x, mean, rstd, w, 3, 4, 4, 2, [True] * 3)
+    calls.append((aten.native_group_norm_backward.default, backward))
+    for op, args in calls:
+        real = flatten_result(op(*args))
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+            found = flatten_result(fake_result(op, fake, {}))
+        assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in real], op

@@ -122,6 +122,39 @@ def test_a_model_on_the_meta_device_has_the_numbers_of_one_device() -> None:
         assert outcome.value == eager(emptied)
 
 
+@pytest.mark.parametrize("without_data", [pardnn.deferred, lambda: torch.device("meta")])
+def test_optimizer_state_and_gradients_follow_parameters_that_are_made(without_data: Any) -> None:
+    """A graph of another shape began with state of its own, and state_dict() found none."""
+
+    def add_up(model: Any, optimizer: Any, x: Any) -> Any:
+        loss = model(x).square().mean()
+        loss.backward()  # adds to the gradient of the call before
+        optimizer.step()
+        return loss
+
+    def body(_rank: int, _path: str) -> Any:
+        torch.manual_seed(3)
+        with without_data():
+            model = nn.Linear(6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        x = torch.ones(5, 6).cumsum(1)
+        decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+        fast = parallelize(add_up, model, optimizer, x, decide=decide, timeout=20, device="cpu")
+        torch.manual_seed(3)
+        alone = nn.Linear(6, 3)
+        adam = torch.optim.Adam(alone.parameters(), lr=0.1)
+        losses = [[fast(b).item(), add_up(alone, adam, b).item()] for b in (x, x[:3], x, x[:3])]
+        state = fast.state_dict()["optimizer"]["state"]
+        fast.close()
+        return losses, [int(each["step"]) for each in state.values()]
+
+    (outcome,) = run_ranks(1, body)
+    assert outcome.status == 0, outcome.error
+    losses, steps = outcome.value
+    assert [found for found, _ in losses] == [expected for _, expected in losses]
+    assert steps == [4, 4]
+
+
 def test_what_is_drawn_after_the_block_is_what_would_have_been() -> None:
     torch.manual_seed(3)
     deferred()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,44 @@ def test_a_rank_goes_on_while_another_one_is_in_its_step(tmp_path: Path) -> None
     assert first.value[1] == second.value[1] != "nan"
     assert first.value[2]
     assert first.value[3] == first.value[1]
+
+
+def saved(loss: torch.Tensor) -> float:
+    file = io.BytesIO()
+    torch.save({"loss": loss}, file)
+    file.seek(0)
+    return torch.load(file)["loss"].item()
+
+
+READ = {
+    "copied": lambda loss: copy.deepcopy([loss])[0].item(),
+    "saved": saved,
+    "by a factory": lambda loss: torch.tensor(loss).item(),
+    "as a number of a factory": lambda loss: torch.full((1,), loss).item(),
+    "as a number of an op": lambda loss: torch.zeros(1).add(torch.ones(1), alpha=loss).item(),
+}
+
+
+def test_a_loss_is_waited_for_however_it_is_read() -> None:
+    """Some of torch's own code reads a tensor past `__torch_function__`: NaN, without a word."""
+    program = Program(captured(frozen_encoder), encoder_first())
+
+    def body(rank: int, store: str) -> Any:
+        executor, binding, _ = executor_of(frozen_encoder, program, rank, store)
+        found = []
+        for read in READ.values():
+            loss = executor.step(binding.batch_inputs(binding.example()))
+            with warnings.catch_warnings(action="ignore"):  # what `detach` and `clone` would do
+                found.append([type(loss) is torch.Tensor, read(loss), loss.item()])
+        return found
+
+    first, second = run_ranks(2, body)
+    assert first.status == second.status == 0, (first.error, second.error)
+    for way, (is_plain, value, loss), (_, _, expected) in zip(
+        READ, first.value, second.value, strict=True
+    ):
+        assert not is_plain
+        assert value == loss == expected, way
 
 
 def test_no_rank_is_two_steps_ahead(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UsageError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.stepping import Entry, cut_plan, small
@@ -74,8 +77,14 @@ def test_ranks_hand_their_gradients_on() -> None:
     assert found == [expected, expected]
 
 
-def test_cut_gradients_are_handed_on() -> None:
-    expected, found = beside_eager("dropped", 2, cut_plan)
+def zero_1(graph: Graph, size: int) -> Plan:
+    """Parameters are whole, what is kept beside them is cut: torch takes no such `.grad`."""
+    return pardnn.plan(graph, pardnn.Cluster.uniform(size), "zero-1", costs="v100")
+
+
+@pytest.mark.parametrize("plan_of", [cut_plan, zero_1])
+def test_cut_gradients_are_handed_on(plan_of: Any) -> None:
+    expected, found = beside_eager("dropped", 2, plan_of)
     for each in found:
         assert each == pytest.approx(expected, rel=1e-10)
 

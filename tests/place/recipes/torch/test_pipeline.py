@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
+import torch
+from torch import nn
 
+from pardnn.backends.torch.capture.capture import capture_step
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import InfeasibleError, UsageError
@@ -84,6 +87,23 @@ def test_what_joins_all_pieces_is_not_waited_for_in_vain() -> None:
     """Batch norm: the last piece comes before the first gradient, whatever the schedule says."""
     graph = captured("resnet")
     plan, _ = planned(graph, "1f1b", pieces=3)
+    assert plan_problems(graph, plan) == []
+
+
+def test_what_a_gradient_keeps_is_copied_before_it_is_overwritten() -> None:
+    """A cell of a GRU copies a gate for its gradient, and multiplies the gate in place."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.GRU(3, 3))
+
+    def step(model: nn.Sequential, optimizer: torch.optim.SGD, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x)[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(1, 4, 2)
+    graph = capture_step(step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x)).graph
+    assert [op.kind for op in graph.ops].count("aten.mul_.Tensor") > 1
+    plan, _ = planned(graph, "1f1b", pieces=2)
     assert plan_problems(graph, plan) == []
 
 

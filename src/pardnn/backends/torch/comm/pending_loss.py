@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
 from pardnn.backends.torch.comm.world import World
@@ -23,8 +24,9 @@ _FIRST_NUMBER = 3 << 22
 
 
 class PendingLoss(torch.Tensor):
-    """A loss that may not have arrived yet; reading it waits. NaN to what reads past Python."""
+    """A loss that may not have arrived yet; reading it waits."""
 
+    _buffer: torch.Tensor
     _messages: PendingMessages
 
     @classmethod
@@ -37,9 +39,17 @@ class PendingLoss(torch.Tensor):
             if func in _WITHOUT_DATA:
                 return func(*args, **kwargs)
             if func is torch.Tensor.detach:
-                return pending(func(*args, **kwargs), args[0]._messages)
+                return pending(args[0]._buffer, args[0]._messages)
             _settle_all([*args, *kwargs.values()])
             return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Wait for what torch's own code reads: `torch.tensor(loss)`, `torch.full((2,), loss)`."""
+        args, kwargs = tree_map_only(PendingLoss, _arrived, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 #: What is known before the value has arrived.
@@ -53,16 +63,22 @@ _WITHOUT_DATA = {
 def _settle_all(values: Sequence[Any]) -> None:
     for value in values:
         if type(value) is PendingLoss:
-            value._messages.settle()
+            torch._C._swap_tensor_impl(value, _arrived(value).detach())
+            vars(value).clear()  # which `copy.deepcopy` and `torch.save` would take along
             value.__class__ = torch.Tensor
         elif isinstance(value, list | tuple):
             _settle_all(value)
 
 
-def pending(value: torch.Tensor, messages: PendingMessages) -> torch.Tensor:
+def _arrived(value: PendingLoss) -> torch.Tensor:
+    value._messages.settle()
+    return value._buffer
+
+
+def pending(buffer: torch.Tensor, messages: PendingMessages) -> torch.Tensor:
     """Return a tensor that is read once its messages have arrived; it shares the storage."""
-    found = torch.Tensor._make_subclass(PendingLoss, value)
-    found._messages = messages
+    found = torch.Tensor._make_subclass(PendingLoss, buffer)
+    found._buffer, found._messages = buffer, messages
     return found
 
 

@@ -42,6 +42,10 @@ _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 #: Their results depend on a whole storage, or they change the geometry of an argument.
 _UNCACHEABLE_PREFIXES = ("as_strided", "resize", "set_", "_resize", "swap_")
 _UNCACHEABLE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_view})
+#: Norms whose statistics fake kernels give the type of the input.
+_WITH_STATISTICS = frozenset({
+    "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm",
+})  # fmt: skip
 #: Backward passes whose `output_mask` selects the gradients to compute.
 _MASKED = frozenset({
     "aten::native_batch_norm_backward", "aten::native_group_norm_backward",
@@ -195,7 +199,8 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
     on bfloat16, and its result gets the dtype of the arguments. Those of the backward passes of
     layer norm and of losses stride the gradients like an argument, where real ones are contiguous;
     some follow another argument than real ones. Results that an `output_mask` leaves out are in
-    truth None, and tensors for some fake kernels.
+    truth None, and tensors for some fake kernels. Of norms of bfloat16 under float32 weights, as
+    autocast makes them, statistics are float32 on the CPU, and gradients of the input are not.
 
     Args:
         op: The overload.
@@ -209,7 +214,14 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
                 for t in made]  # fmt: skip
         return _masked(op, args, kwargs, made)
     if name in _MASKED:
-        return _masked(op, args, kwargs, list(op(*args, **kwargs)))
+        made = list(op(*args, **kwargs))
+        if name == "aten::native_group_norm_backward" and made[0] is not None:
+            made[0] = torch.empty_like(made[0], dtype=args[1].dtype)
+        return _masked(op, args, kwargs, made)
+    if name in _WITH_STATISTICS and args[0].is_cpu:
+        kinds = [arg.dtype for arg in args[1:] if isinstance(arg, torch.Tensor)]
+        result, *made = op(*args, **kwargs)
+        return result, *(torch.empty_like(t, dtype=kinds[0] if kinds else t.dtype) for t in made)
     if name in _CONTIGUOUS or (name == _CONTIGUOUS_ON_HOST and args[0].is_cpu):
         made = op(*args, **kwargs)
         return tuple(map(_contiguous, made)) if isinstance(made, tuple) else _contiguous(made)

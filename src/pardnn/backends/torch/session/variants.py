@@ -30,6 +30,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
@@ -232,7 +233,8 @@ class Variants:
         }  # fmt: skip
         self.current.executor.detach()
         version = self._state.version
-        with naming_out_of_memory(self._world, "taking its share of the state"):
+        sharing = naming_out_of_memory(self._world, "taking its share of the state")
+        with sharing, following_parameters(binding):
             values, moved = self._state.take(executor.program, binding, recording)
         if self._state.version != version:
             for other in self._state.executors:

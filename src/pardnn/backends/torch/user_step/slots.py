@@ -12,6 +12,8 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
@@ -183,3 +185,14 @@ def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
     items[head] = _rebuilt(items[head], tuple(rest), value) if rest else value
     # A namedtuple takes its items as arguments, a tuple as one iterable.
     return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
+
+
+def set_gradient(parameter: torch.Tensor, value: Any) -> None:
+    """Set a gradient, also one cut otherwise: torch assigns no other shape, but lets it change."""
+    if not isinstance(value, torch.Tensor) or value.shape == parameter.shape:
+        parameter.grad = value
+        return
+    shard = value.data
+    value.data = shard.new_empty(()).expand(parameter.shape)
+    parameter.grad = value
+    value.data = shard

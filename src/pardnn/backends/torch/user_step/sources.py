@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
     walk_value,
 )
-from pardnn.backends.torch.user_step.slots import Slot
+from pardnn.backends.torch.user_step.slots import Slot, set_gradient
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op
 
@@ -67,7 +67,7 @@ class Source:
             old.data = value
             return
         if self.parameter is not None:
-            self.parameter.grad = value
+            set_gradient(self.parameter, value)
             return
         if isinstance(old, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=old.requires_grad)
