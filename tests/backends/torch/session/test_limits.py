@@ -126,7 +126,7 @@ def test_without_a_cluster_the_devices_own_memory_is_the_limit() -> None:
 
 
 def test_what_is_held_to_a_limit_plans_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(*_: Any) -> Any:
+    def planned(*_: Any, **__: Any) -> Any:
         raise InfeasibleError("no", details={"process": os.getpid()})
 
     def body() -> Any:
