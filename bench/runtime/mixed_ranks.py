@@ -224,7 +224,8 @@ def page(reports: Sequence[dict[str, Any]], head: str) -> str:
     off = max(found["losses_differ"] for found in reports)
     rounds, loads = ({found[key] for found in reports} for key in ("rounds", "load"))
     head += (
-        f"{min(rounds)} to {max(rounds)} rounds, load of the machine before: {min(loads):.1f} to {max(loads):.1f}.\n"
+        f"{min(rounds)} to {max(rounds)} rounds, load of the machine before: {min(loads):.1f} "
+        f"to {max(loads):.1f}.\n"
         "`python -m bench mixed-ranks`\n"
     )
     notes = [*verdicts(reports), f"- Losses of the first {ROW} steps differ by at most {off:.1e}."]
