@@ -16,7 +16,6 @@ values are dropped and made up again (`evictions.py`), and a call that alone exc
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 import statistics
 import time
@@ -35,9 +34,10 @@ from pardnn.cost.call import is_free, is_view, signature
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, view_signature
 from pardnn.cost.host import available_bytes
 from pardnn.cost.table import Entry
-from pardnn.graph.csr import op_edges
+from pardnn.graph.csr import op_edges, topological_order
 from pardnn.graph.ir import Graph, Op, Tensor, storage_owners
 from pardnn.plan.partitioned_graph import JOIN
+from pardnn.plan.piece_order import piece_by_piece
 from pardnn.plan.pieces import piece_number
 
 #: Timed runs of the graph: at least, at most, and the seconds after which there are no more.
@@ -115,25 +115,13 @@ def _owned_bytes(graph: Graph) -> int:
 def _in_order(graph: Graph) -> list[Op]:
     """Return the ops in the order of the graph, each piece as far as it goes before the next one.
 
-    So does a rank run them. Piece by piece at each op, a weight would be in the caches for all
-    pieces but the first.
+    So does a rank run them. With all pieces of an op in a row, a weight would be in the caches for
+    all but the first.
     """
     pairs = op_edges(graph.arrays)
-    missing = np.bincount(pairs[:, 1], minlength=len(graph.ops)).tolist()
-    following: dict[int, list[int]] = defaultdict(list)
-    for first, then in pairs.tolist():
-        following[first].append(then)
-    ready = [(piece_number(op.name), i) for i, op in enumerate(graph.ops) if not missing[i]]
-    heapq.heapify(ready)
-    found: list[Op] = []
-    while ready:
-        op = graph.ops[at := heapq.heappop(ready)[1]]
-        found.append(op)
-        for then in following[at]:
-            missing[then] -= 1
-            if not missing[then]:
-                heapq.heappush(ready, (piece_number(graph.ops[then].name), then))
-    return found
+    piece = np.array([piece_number(op.name) for op in graph.ops], dtype=np.int64)
+    order = piece_by_piece(pairs, piece, topological_order(pairs, len(graph.ops)))
+    return [graph.ops[i] for i in order.tolist()]
 
 
 def _items(graph: Graph) -> Iterator[_Item]:
