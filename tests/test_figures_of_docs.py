@@ -24,6 +24,7 @@ from pardnn.checkpoint import pieces
 from pardnn.cost import host_link
 from pardnn.place.baselines import exact
 from pardnn.place.pardnn import step1_makespan
+from pardnn.place.polish import polish
 from pardnn.place.recompute import search
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.sharded import complete, memory
@@ -45,6 +46,8 @@ ALL_END_S = rank.GRACE_S + processes.SHUTDOWN_S
 #: By page and figure as it is written: what the code says.
 CONSTANTS = {
     ("auto.md", "0.8"): complete.OPTIMISM,
+    ("auto.md", "0.9"): complete.LIKENESS,
+    ("auto.md", "1.1"): polish.NEAR,
     ("baselines.md", "60"): exact.SOLVER_SECONDS,
     ("checkpoints.md", "2"): stop_signal.ONE_SIGNAL_S,
     ("checkpoints.md", "10"): ALL_END_S,

@@ -395,6 +395,6 @@ def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
     best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
     starts = [best[makespan] for makespan in sorted(best)[:2]]
     graph, machine, usable = problem.graph, problem.machine, problem.capacities
-    plans, seed = [outcome.plan for outcome in starts], problem.options.seed
-    plan, origin = polish_best(graph, machine, plans, usable, seed=seed)
+    plans, seed, known_s = [s.plan for s in starts], problem.options.seed, problem.log.seconds
+    plan, origin = polish_best(graph, machine, plans, usable, seed=seed, known_s=known_s)
     return _with_plan(problem, starts[origin], plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, final
 
@@ -36,6 +37,7 @@ class SearchLog:
         best: The best complete plan of the problem; None before there is one.
         partitioned_ops: Local ops of the cuts that were tried.
         measuring_s: Seconds spent measuring local ops of cuts.
+        least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
 
     def __init__(
@@ -47,7 +49,13 @@ class SearchLog:
         self.best: Complete | None = None if within is None else within.best
         self.partitioned_ops = 0
         self.measuring_s = 0.0
+        self.least_ratio: float | None = None
         self._part = part if within is None else within._part + part
+
+    @property
+    def seconds(self) -> float:
+        """Of the best complete plan of the problem; infinite before there is one."""
+        return math.inf if self.best is None else self.best.makespan_s
 
     def trying(self, what: str) -> None:
         """Tell who watches what is tried now."""
@@ -59,6 +67,10 @@ class SearchLog:
         """Keep a plan of the problem if it is the best so far, in whichever part of the search."""
         if self.best is None or found.score(objective) < self.best.score(objective):
             self.best = found
+
+    def note_ratio(self, ratio: float) -> None:
+        """Note how many times as long as estimated a cut takes, simulated."""
+        self.least_ratio = min(ratio, self.least_ratio or ratio)
 
     def note(self, algorithm: str, makespan_s: float | None, why: str | None = None) -> None:
         """Note how an algorithm fared.

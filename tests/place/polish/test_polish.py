@@ -1,6 +1,7 @@
 """Polish: never worse, valid, within the limit, the same twice; its search against a naive run."""
 
 import dataclasses
+import math
 from importlib.util import find_spec
 
 import numpy as np
@@ -286,6 +287,29 @@ def test_the_best_of_two_starts() -> None:
     assert plan_problems(graph, plan_from_arrays(graph, better), cluster_of(3)) == []
     times = [simulate(graph, machine, p).makespan for p in (*plans, better)]
     assert times[2] <= min(times)
+
+
+@pytest.mark.parametrize(
+    ("known", "works"), [(math.inf, [9, 9, 18]), (0.92, [9, 9, 18]), (0.9, [9, 9])]
+)
+def test_a_plan_far_from_the_best_one_known_gets_half_the_work(
+    monkeypatch: pytest.MonkeyPatch, known: float, works: list[int]
+) -> None:
+    spent: list[int] = []
+
+    def polished(_graph, _machine, plan, *_, work, **__):
+        spent.append(work)
+        return plan
+
+    monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
+    seconds = [simulate(graph, machine, plan).makespan for plan in plans]
+    known_s = known * min(seconds)
+    _, origin = polish_best(graph, machine, plans, [None] * 3, work=36, known_s=known_s)
+    assert spent == works
+    assert seconds[origin] == min(seconds)
 
 
 def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:

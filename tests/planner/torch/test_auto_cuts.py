@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import unittest.mock
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from pardnn.planner.algorithms import CUTS, RULES, SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import complete, memory
+from pardnn.planner.sharded import complete, decide, memory
 from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -125,6 +127,50 @@ def test_messages_count_in_the_estimate_of_a_cut() -> None:
     plan = planned(many_samples, "auto", False)
     reasons = {tried.algorithm: str(tried.why) for tried in plan.tried}
     assert "by an estimate" in reasons["megatron"]  # near devices compute as long, and it is made
+
+
+@pytest.mark.parametrize(
+    ("ratios", "is_made"), [((), True), ((1.5,), False), ((0.9,), True), ((1.5, 0.9, 1.2), True)]
+)
+def test_cuts_that_were_simulated_say_how_far_estimates_are_off(
+    monkeypatch: pytest.MonkeyPatch, ratios: Sequence[float], is_made: bool
+) -> None:
+    graph, cluster = captured(many_samples), Cluster.uniform(4, bandwidth=NEAR[0])
+    sharding = SHARDED["zero-1"](graph, cluster)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
+    estimated = complete._estimate(problem, legalize(graph, sharding))
+    assert estimated is not None
+    for ratio in ratios:
+        problem.log.note_ratio(ratio)
+    partition = unittest.mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(complete, "spmd_partition", partition)
+    sort = AssertionError if is_made else InfeasibleError  # 0.85 of it is above 0.8 and below 0.9
+    assert estimated.computing < 0.85 * sum(estimated)
+    with pytest.raises(sort):
+        complete.plan_of_sharding(problem, sharding, unless_above=0.85 * sum(estimated))
+
+
+def test_a_cut_that_is_simulated_says_how_far_its_estimate_is_off() -> None:
+    graph, cluster = captured(many_samples), Cluster.uniform(4, bandwidth=NEAR[0])
+    sharding = SHARDED["zero-1"](graph, cluster)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
+    found = complete.plan_of_sharding(problem, sharding)
+    estimated = complete._estimate(problem, legalize(graph, sharding))
+    assert estimated is not None
+    assert problem.log.least_ratio == pytest.approx(found.makespan_s / sum(estimated))
+
+
+@pytest.mark.parametrize(("below", "count"), [(1e-9, 1), (None, 3)])
+def test_nothing_smaller_is_searched_for_where_the_fastest_cut_is_too_slow(
+    monkeypatch: pytest.MonkeyPatch, below: float | None, count: int
+) -> None:
+    search = unittest.mock.Mock(wraps=SHARDED["tofu"])
+    monkeypatch.setitem(decide.SHARDED, "tofu", search)
+    graph, cluster = captured(many_samples), Cluster.uniform(4, memory=1 << 30)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
+    with contextlib.suppress(InfeasibleError):
+        decide.fitting_plans(problem, "tofu", unless_above=below)
+    assert search.call_count == count
 
 
 @pytest.mark.parametrize("algorithm", ["tofu", "data-parallel", "zero-1"])

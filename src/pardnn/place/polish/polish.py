@@ -22,6 +22,7 @@ O(K (fan-in + fan-out)) per op evaluated, O(ops + edges) per change at worst, mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,6 +76,9 @@ MANY_OPS = 20_000
 #: for 1,000 ops, at 0 for 10,000. On 74 graphs of up to 20 ops the mean gap to the optimum fell
 #: from 1.6 % with at most 0.01 to 0.4 % with at most 0.25.
 TOLERANCE, TOLERANCE_OPS = 0.25, 5.0
+#: Times the best plan known, above which the second half of the work is not spent: on zoo models in
+#: up to 16 pieces it made plans at most 6 % faster.
+NEAR = 1.1
 #: Two makespans that differ by less, relatively, are equal.
 EQUAL = 1e-9
 #: Part of the makespan that a plan may lose to have fewer messages, and no more than what these
@@ -125,8 +129,7 @@ def polish(
         best = _refined(job, best, 2 * each)
     place, state, idle = best.plan.place, 1 + seed % 2147483646, 0
     for step in range(passes + rounds if machine.num_devices > 1 else 0):
-        left = seconds_left()
-        if left <= 0 or best.makespan <= bound:
+        if (left := seconds_left()) <= 0 or best.makespan <= bound:
             break
         idle = 0 if step == passes else idle
         if idle == PATIENCE:
@@ -151,6 +154,7 @@ def polish_best(
     *,
     seed: int = 0,
     work: int | None = None,
+    known_s: float = math.inf,
 ) -> tuple[PlanArrays, int]:
     """Polish several plans, each with an equal share of half the work, and then the best alone.
 
@@ -161,6 +165,7 @@ def polish_best(
         capacities: As in `polish`.
         seed: As in `polish`.
         work: In all; None for `work_for`.
+        known_s: Seconds of the best plan known; far above it the second half is not spent.
 
     Returns:
         The best plan found, and which of `plans` it came from. Of two that take about as long it is
@@ -172,15 +177,13 @@ def polish_best(
         plan = polish(graph, machine, plan, capacities, seed=seed, work=whole // part)
         return run_lists(graph.arrays, machine, plan).makespan, plan
 
-    if len(plans) == 1:
-        found, origin = [better(plans[0], 1, seed)], 0
-    else:
-        found = [better(plan, 2 * len(plans), seed) for plan in plans]
-        origin = min(range(len(plans)), key=lambda i: found[i][0])
-        found = [better(found[origin][1], 2, seed + 1)]
+    found = [better(plan, 2 * len(plans), seed) for plan in plans]
+    origin, (makespan, plan) = min(enumerate(found), key=lambda each: each[1][0])
+    if makespan > NEAR * known_s:
+        return plan, origin
     job = _job_of(graph, machine, capacities)
     most = min(run_lists(graph.arrays, machine, plan).makespan for plan in plans)
-    return _with_fewer_messages(job, _found(job, found[0][1]), most).plan, origin
+    return _with_fewer_messages(job, _found(job, better(plan, 2, seed + 1)[1]), most).plan, origin
 
 
 def load_kernels(arrays: GraphArrays, machine: Machine) -> None:

@@ -164,6 +164,8 @@ def fitting_plans(
         tried(sharding)
         if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_LOCAL_OPS:
             break
+        if is_timed and failures and _is_slow(failures[-1]) and not sharding.mesh.shares:
+            break  # the next ones are searched for less memory, or fewer bytes
     if not found and algorithm == "tofu" and any(map(_exceeded, failures)):
         for sharding in _smaller_shardings(problem):
             tried(sharding)
@@ -177,6 +179,11 @@ def fitting_plans(
 def _exceeded(error: InfeasibleError) -> int | None:
     """Return the peak in bytes of a plan that does not fit; None if that is not the reason."""
     return error.details.get("peak_bytes")
+
+
+def _is_slow(error: InfeasibleError) -> bool:
+    """Whether a sharding was given up for its estimated seconds."""
+    return "estimated_s" in error.details
 
 
 def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
