@@ -24,6 +24,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete, decide, memory
 from pardnn.planner.sharded.least_memory import least_peaks
+from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models
@@ -138,8 +139,8 @@ def test_cuts_that_were_simulated_say_how_far_estimates_are_off(
     graph, cluster = captured(many_samples), Cluster.uniform(4, bandwidth=NEAR[0])
     sharding = SHARDED["zero-1"](graph, cluster)
     problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
-    estimated = complete._estimate(problem, legalize(graph, sharding))
-    assert estimated is not None
+    legal = legalize(graph, sharding)
+    estimated = sharding_seconds(graph, legal, cluster, problem.costs)
     for ratio in ratios:
         problem.log.note_ratio(ratio)
     partition = unittest.mock.Mock(side_effect=AssertionError)
@@ -154,9 +155,9 @@ def test_a_cut_that_is_simulated_says_how_far_its_estimate_is_off() -> None:
     graph, cluster = captured(many_samples), Cluster.uniform(4, bandwidth=NEAR[0])
     sharding = SHARDED["zero-1"](graph, cluster)
     problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
-    found = complete.plan_of_sharding(problem, sharding)
-    estimated = complete._estimate(problem, legalize(graph, sharding))
-    assert estimated is not None
+    found = complete.plan_of_sharding(problem, sharding, unless_above=1e9)
+    legal = legalize(graph, sharding)
+    estimated = sharding_seconds(graph, legal, cluster, problem.costs)
     assert problem.log.least_ratio == pytest.approx(found.makespan_s / sum(estimated))
 
 

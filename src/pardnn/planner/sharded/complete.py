@@ -26,7 +26,7 @@ from pardnn.planner.sharded.memory import (
     held_bytes,
     memory_goals,
 )
-from pardnn.planner.sharded.sharding_seconds import StepSeconds, sharding_seconds
+from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.legalize import legalize
@@ -106,10 +106,10 @@ def plan_of_sharding(
     started = time.perf_counter()
     legal = legalize(problem.graph, sharding)
     _check_fixed(problem, legal)
-    held = held_bytes(problem.graph, legal)
+    held, estimated_s = held_bytes(problem.graph, legal), None
     if unless_above is not None:
         check_held(problem, held)
-        _check_estimate(problem, legal, unless_above)
+        estimated_s = _check_estimate(problem, legal, unless_above)
         check_least(problem, legal, held)
         _count_work(problem, legal)
     reuses = _reuses(problem, legal, held)
@@ -122,34 +122,30 @@ def plan_of_sharding(
             relayed = found
         if relayed.makespan_s <= RELAYED * found.makespan_s:
             found = relayed
-    if (estimated := _estimate(problem, legal)) is not None:
-        problem.log.note_ratio(found.makespan_s / sum(estimated))
+    if estimated_s is not None:
+        problem.log.note_ratio(found.makespan_s / estimated_s)
     return found._replace(planning_s=time.perf_counter() - started)
 
 
-def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> None:
-    """Raise if a plan takes so long by an estimate, which then is among the details."""
-    found = _estimate(problem, legal)
-    if found is None:
-        return
-    estimated, known = sum(found), problem.log.least_ratio
-    least = OPTIMISM if known is None else LIKENESS * min(1.0, known)
-    if found.computing >= unless_above:
-        why = f"the slowest device computes for {found.computing:.4g} s"
-    elif least * estimated >= unless_above:
-        why = f"by an estimate it takes {estimated:.4g} s"
-    else:
-        return
-    raise InfeasibleError(why, details={"estimated_s": estimated})
+def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> float | None:
+    """Return the estimated seconds of a plan; None where there is no estimate.
 
-
-def _estimate(problem: Problem, legal: Sharding) -> StepSeconds | None:
-    """Return the estimated seconds of a sharding; None where there is no estimate."""
+    Raises:
+        InfeasibleError: E301, if it takes too long; with the estimate among the details.
+    """
     if legal.mesh.shares or problem.costs.source == "graph":  # which states whole ops' seconds
         return None
     found = sharding_seconds(problem.graph, legal, problem.cluster, problem.costs)
-    # Without links partitioning tells which one lacks.
-    return found if math.isfinite(found.sending) else found._replace(sending=0.0)
+    estimated, known = sum(found), problem.log.least_ratio
+    least = OPTIMISM if known is None else LIKENESS * min(1.0, known)
+    is_linked = math.isfinite(estimated)  # else partitioning tells which link lacks
+    if found.computing >= unless_above:
+        why = f"the slowest device computes for {found.computing:.4g} s"
+    elif is_linked and least * estimated >= unless_above:
+        why = f"by an estimate it takes {estimated:.4g} s"
+    else:
+        return estimated if is_linked else None
+    raise InfeasibleError(why, details={"estimated_s": estimated})
 
 
 def _count_work(problem: Problem, legal: Sharding) -> None:

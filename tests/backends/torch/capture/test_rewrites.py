@@ -158,3 +158,31 @@ def test_gradients_are_unscaled_bit_by_bit(dtype: torch.dtype, item: float) -> N
     assert flags[0] == flags[1]
     for mine, eager in zip(ours, theirs, strict=True):
         assert torch.equal(mine.nan_to_num(9.0), eager.nan_to_num(9.0))
+
+
+def packable(has_positions: bool) -> models.Entry:
+    """A model of transformers, of queries that share keys; positions may say what is packed."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64, max_position_embeddings=32, use_cache=False,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+
+    def step(model: Any, optimizer: Any, ids: Any, *positions: Any) -> Any:
+        given = dict(zip(["position_ids"], positions, strict=False))
+        return models.train(model, optimizer, model(input_ids=ids, labels=ids, **given).loss)
+
+    positions = torch.arange(16).remainder(8).expand(2, 16).contiguous()
+    batch = (torch.randint(64, (2, 16)), *[positions][: int(has_positions)])
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.01), *batch)
+
+
+@pytest.mark.parametrize("has_positions", [False, True])
+def test_only_positions_of_the_batch_make_a_mask(has_positions: bool) -> None:
+    graph = assert_equal(lambda: packable(has_positions))
+    calls = [op for op in graph.ops if "flash_attention_for_cpu.default" in op.kind]
+    found = [bool((op.arguments or {})["kwargs"].get("attn_mask")) for op in calls]
+    assert found == [has_positions] * 2

@@ -18,6 +18,8 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - `torch.cond` on what is made of constants calls the function that they choose, else both: `cond`.
 - Packed sequences of known lengths are slices: `packed_sequences`.
 - A slice at a number that only a run knows is indexing by a tensor: `positions`.
+- transformers makes an attention mask of positions wherever it sees a fake tensor, and else only
+  where sequences are packed: positions that are made of constants are looked at, as in eager steps.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
 """
@@ -35,7 +37,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import swa_utils
 
-from pardnn.backends.torch.capture.constant_folding import folded_list
+from pardnn.backends.torch.capture.constant_folding import depends_on_constants, folded_list
 from pardnn.backends.torch.capture.rewrites import asgd, cond, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
@@ -46,6 +48,7 @@ from pardnn.backends.torch.ops.host_scalars import choose
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 _CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 _ADAFACTOR = "torch.optim._adafactor"
+_TRANSFORMERS = "transformers.utils.import_utils"
 
 
 @contextlib.contextmanager
@@ -61,9 +64,8 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
             call = functools.partial(new, tracer, getattr(owner, name, None))
             stack.enter_context(mock.patch.object(owner, name, _as_function(call), create=True))
 
-        for name in _FUSED:
+        for name in (*_FUSED, "batch_norm"):
             patch(torch, name, _with_sentinels)
-        patch(torch, "batch_norm", _with_sentinels)
         patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
         patch(torch, "ctc_loss", _ctc_loss)
         patch(torch, "cond", _cond)
@@ -73,10 +75,8 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch.amp.GradScaler, "_maybe_opt_step", _step_unless_skipped)
         patch(torch.amp.GradScaler, "update", _update_scale)
         patch(swa_utils.AveragedModel, "update_parameters", _update_average)
-        adafactor = sys.modules[_ADAFACTOR]
-        patch(adafactor, "min", _min)
-        patch(adafactor, "max", _max)
-        patch(adafactor, "adafactor", _adafactor)
+        for name, new in (("min", _min), ("max", _max), ("adafactor", _adafactor)):
+            patch(sys.modules[_ADAFACTOR], name, new)
         unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
         stack.enter_context(unchecked)
         for name, ours in {"radam": radam, "asgd": asgd}.items():
@@ -92,6 +92,8 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch.Tensor, "narrow", positions.narrow)
         patch(torch, "tensor", tensor_of_numbers)
         patch(torch.Tensor, "__deepcopy__", _deep_copy)
+        if (library := sys.modules.get(_TRANSFORMERS)) is not None:
+            patch(library, "is_fake_tensor", _is_fake)
         yield
         positions.check(tracer)
 
@@ -132,6 +134,13 @@ def _deep_copy(_tracer: Tracer, real: Any, tensor: torch.Tensor, memo: dict[int,
         copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
     memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
     return copy
+
+
+def _is_fake(tracer: Tracer, _real: Any, tensor: Any) -> bool:
+    """Return whether nobody can know what a tensor holds before a step runs."""
+    if not isinstance(tensor, FakeTensor):
+        return False
+    return not depends_on_constants(tracer.aliases.fresh_value(tensor))
 
 
 def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
