@@ -250,7 +250,7 @@ class _Session:
                     found = self._finished(name, trace, first, chosen, irregular, sharing)
                     assignments.check_resized(trace)
                     self._check_repeatable(trace, chosen, initial, constants, settled, difference)
-                    return found
+                    return found._replace(made_anew=constants.origins(trace))
             except (UnsupportedError, UserCodeError) as error:
                 if isinstance(error, UserCodeError) and assignments.settle(settled):
                     continue
@@ -269,8 +269,7 @@ class _Session:
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
         self.traces.keep_cached()
-        made = tuple(source.name for source, *_ in trace.made_anew)
-        return Captured(graph, tuple(left), made, chosen.live, gradients_of_batch(trace))
+        return Captured(graph, tuple(left), {}, chosen.live, gradients_of_batch(trace))
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,14 +31,15 @@ class Captured(NamedTuple):
     Attributes:
         graph: Of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
-        made_anew: Names of those that the first step would keep, and the graph makes each time.
+        made_anew: What those are made of that the first step would keep, and the graph makes each
+            time: `KeptTensors.origins`.
         live: Names of numbers of objects that change between calls, and the graph reads.
         unleft: Names of the batch's tensors that eager steps leave a gradient on.
     """
 
     graph: Graph
     uncarried: tuple[str, ...]
-    made_anew: tuple[str, ...] = ()
+    made_anew: Mapping[str, Any] = MappingProxyType({})
     live: frozenset[str] = frozenset()
     unleft: tuple[str, ...] = ()
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.capture.capture import capture_step
+from pardnn.backends.torch.capture.refusals.first_step import kept_of_what_changed
 from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime import memory_limits
@@ -111,6 +112,8 @@ class Maker:
         self._filled: set[str] = set()  # containers that some path of the step only fills
         self._live: set[str] = set()  # numbers that the graphs read at every call
         self._fixed: set[str] = set()  # those that no graph could
+        # What the tensors are made of that the step keeps, by name and geometry.
+        self._kept: dict[Any, str] = {}
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
@@ -259,12 +262,15 @@ class Maker:
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
             filled=self._filled, live=wanted,
         )  # fmt: skip
+        for name, (geometry, made_of) in captured.made_anew.items():
+            if self._kept.setdefault((name, geometry), made_of) != made_of:
+                raise kept_of_what_changed(name)
         self._filled.update(filled_names(captured.graph))
         self._fixed |= wanted - captured.live
         self._live |= captured.live
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
-            not_left(captured.made_anew)
+            not_left(tuple(captured.made_anew))
         if captured.unleft:
             gradients_not_left(captured.unleft)
         known = self._executors.get(fingerprint(graph))

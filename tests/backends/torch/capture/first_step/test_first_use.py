@@ -295,3 +295,34 @@ def test_such_a_tensor_in_an_object_that_is_no_module_is_refused() -> None:
         capture(scaled, *args)
     assert caught.value.code == "E806"
     assert held == SimpleNamespace(count=0, scale=None)
+
+
+class Tempered(nn.Module):
+    """Keeps a tensor of a number that the user may change, one for each length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate, self.tables = nn.Linear(6, 6), 0.5, SimpleNamespace()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.tables, f"of{len(x)}"):
+            setattr(self.tables, f"of{len(x)}", torch.full((len(x), 1, 1), self.rate))
+        return self.layer(x) * getattr(self.tables, f"of{len(x)}")
+
+
+def test_a_kept_tensor_of_what_changed_between_two_calls_is_refused() -> None:
+    step, args = trained(Tempered)
+    fast = parallelize(
+        step, *args, device="cpu", decide=lambda graph, size, _: random_plan(graph, size)
+    )
+    model, _, x = args
+    fast(x)
+    fast(x[:1])
+    model[0].rate = 2.0
+    with pytest.raises(UnsupportedError, match=r"'model\.0\.tables\.of2' and keeps") as caught:
+        fast(x)
+    assert caught.value.code == "E806"
+    model[0].rate = 0.5
+    fast(x)
+    assert fast.captures == 3
+    fast.close()

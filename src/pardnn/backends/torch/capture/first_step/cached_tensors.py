@@ -15,7 +15,6 @@ from __future__ import annotations
 import dis
 import functools
 import gc
-import hashlib
 import itertools
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -26,11 +25,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.capture.constant_folding import producers_of
-from pardnn.backends.torch.capture.first_step.first_use import is_made_of_constants
+from pardnn.backends.torch.capture.first_step.first_use import is_made_of_constants, origin
 from pardnn.backends.torch.capture.refusals.first_step import cache_counts, cached_tensor
-from pardnn.backends.torch.capture.same_calls import comparable
-from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import codes_of, place_in
 from pardnn.backends.torch.user_step.content_guards import Clearings
@@ -74,7 +70,7 @@ def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
             if not is_made_of_constants(tracer, fakes):
                 raise cached_tensor(cache.__wrapped__)
             values = [tracer.aliases.fresh_value(fake) for fake in fakes]
-            now = _origin(values, tracer.calls)
+            now = origin(values, tracer.calls)
             if known.setdefault(key, now) != now:
                 raise cached_tensor(cache.__wrapped__)
 
@@ -113,19 +109,6 @@ def _comparable_key(key: Any) -> Any:
     if isinstance(key, tuple):
         return tuple(map(_comparable_key, key))
     return (type(key), key) if isinstance(key, _PLAIN) else id(key)
-
-
-def _origin(values: list[Value], calls: Iterable[Call]) -> str:
-    """Return a hash of the calls that values are made by."""
-    producers = producers_of(values) or ()
-    positions: dict[Value, Any] = {}
-    found = []
-    for call in calls:
-        if call in producers:
-            found.append(comparable(call, positions, {}))
-            positions |= {each: (len(found), i) for i, each in enumerate(call.outputs)}
-    found.append([positions[each] for each in values])
-    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def check_counts(functions: Iterable[types.FunctionType], held: Collection[Any]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +26,14 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
+from pardnn.backends.torch.capture.constant_folding import (
+    depends_on_constants,
+    producers_of,
+    record_again,
+)
 from pardnn.backends.torch.capture.first_step.initial_state import initial_values
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_numbers
+from pardnn.backends.torch.capture.same_calls import comparable
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -75,6 +81,11 @@ class KeptTensors:
             made.append((sources[name], storage, len(storage.writes) if storage else 0))
             sources[name].set(tensor)
         return made
+
+    def origins(self, trace: StepTrace) -> dict[str, Any]:
+        """Return the geometries of the tensors that a trace made, and what they are made of."""
+        made = {source.name: self.values[source.name] for source, *_ in trace.made_anew}
+        return {name: (x.geometry, origin([x], self.calls)) for name, x in made.items()}
 
     def without(self, names: Collection[str]) -> KeptTensors:
         """Return the others."""
@@ -197,6 +208,19 @@ def kept_tensors(
 
 
 _CACHE: Any = functools._lru_cache_wrapper
+
+
+def origin(values: Sequence[Value], calls: Iterable[Call]) -> str:
+    """Return a hash of the calls that values are made by."""
+    producers = producers_of(values) or ()
+    positions: dict[Value, Any] = {}
+    found = []
+    for call in calls:
+        if call in producers:
+            found.append(comparable(call, positions, {}))
+            positions |= {each: (len(found), i) for i, each in enumerate(call.outputs)}
+    found.append([positions[each] for each in values])
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 class _Caches:

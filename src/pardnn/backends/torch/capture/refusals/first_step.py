@@ -59,6 +59,17 @@ def kept_of_numbers(name: str) -> UnsupportedError:
     )
 
 
+def kept_of_what_changed(name: str) -> UnsupportedError:
+    """Return E806: a tensor that the first step makes and keeps, of what has changed since."""
+    return UnsupportedError(
+        f"the first step makes {name!r} and keeps it, and what it makes it of has changed since:\n"
+        "eager steps may go on with the old one, but ranks make it in each step.\n"
+        "Run one step of your own before parallelizing, or make the tensor before the step.",
+        code="E806",
+        details={"state": name},
+    )
+
+
 def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
     """Return E804: a cached tensor is made of what changes, and eager steps keep the old one.
 
