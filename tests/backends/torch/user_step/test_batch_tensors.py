@@ -146,6 +146,7 @@ ASKED: dict[str, Callable[[Any, Any], bool]] = {
     "of a class": lambda model, x: isinstance(nn.Linear, type) and type(nn.Linear) is type(object),
     "an attribute": lambda model, x: x.__class__ is torch.Tensor is model(x).__class__,
     "its attribute's name": lambda model, x: model.weight.__class__.__name__ == "Parameter",
+    "by getattr": lambda model, x: getattr(x, "__class__") is torch.Tensor,  # noqa: B009
     "of others": lambda model, x: [y.__class__ for y in (model, 1)] == [nn.Linear, int],
     "to make another": lambda model, x: (
         x.__class__([2.0]).shape == (1,) and (3.5).__class__(2) == 2.0

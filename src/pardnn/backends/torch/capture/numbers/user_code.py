@@ -77,7 +77,7 @@ def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeT
 
     Args:
         code: Of the user's.
-        has_own: Whether `float` or `int` is a global of its module, so that its calls stay.
+        has_own: Whether one of `_CALLED` is a global of its module, so that its calls stay.
     """
     consts = [_constant(value, has_own=has_own) for value in code.co_consts]
     names, content = [*code.co_names], bytearray(code.co_code)
@@ -262,4 +262,10 @@ def _int(*args: Any, **kwargs: Any) -> Any:
     return math.trunc(number) if isinstance(number, torch.SymFloat) else number
 
 
-_CALLED = {"float": _float, "int": _int}
+def _getattr(value: Any, name: Any, *default: Any) -> Any:
+    if isinstance(name, str) and name == "__class__" and _is_symbol(value):
+        return class_of(value)
+    return getattr(value, name, *default)
+
+
+_CALLED = {"float": _float, "int": _int, "getattr": _getattr}
