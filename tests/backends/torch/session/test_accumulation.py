@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.stepping import Entry, cut_plan, small
+from tests.backends.torch.stepping import Entry, assert_leaves_as_eager, cut_plan, small
 
 CALLS, EACH = 7, 3
 
@@ -99,3 +100,20 @@ def test_a_step_that_never_updates_is_refused() -> None:
 
     with pytest.raises(UsageError, match="nothing to train: .* only adds to gradients"):
         capture(step, model, x, y)
+
+
+def test_a_history_of_lists_is_filled_by_calls_that_update_and_by_others() -> None:
+    """The second path finds the list that the first one has made in the dictionary."""
+
+    def with_history() -> Any:
+        step, args = made("dropped before")
+        history: defaultdict[str, list[float]] = defaultdict(list)
+
+        def followed(*args: Any) -> Any:
+            loss = step(*args)
+            history["loss"].append(loss.item())
+            return loss
+
+        return followed, args, [history]
+
+    assert assert_leaves_as_eager(with_history, steps=7, given=lambda i: {4: i}) == 2 + 1

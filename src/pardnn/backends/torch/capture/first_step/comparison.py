@@ -77,9 +77,8 @@ def first_difference(
         if isinstance(source.get(), torch.Tensor)
         and not (name in irregular or name in trace.assigned)
     }
-    filled = {name: x for name, x in first.filled.items() if x is not None}
-    mine |= {f"filled {name}": _leaves(x, one) for name, x in filled.items()}
-    its |= {f"filled {name}": x for name, x in _filled(trace, other).items() if name in filled}
+    mine |= (filled := _filled_at_first(first, one))
+    its |= {name: x for name, x in _filled(trace, other, first.filled).items() if name in filled}
     mine |= {f"tensor {n}": one.of_value(v) for n, v in first.left.items() if f"tensor {n}" in its}
     for name in _counted(first, trace):
         then, now = first.changed.get(name), trace.changed.get(name)
@@ -107,7 +106,24 @@ def _counted(first: StepTrace, trace: StepTrace) -> set[str]:
     return {name for name, change in changed if is_arithmetic(change)}
 
 
-def _filled(trace: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
+def _filled_at_first(first: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
+    """Return the numbers that the first step puts into each container, where they can be told."""
+    found: dict[str, set[str]] = {}
+    for name, added in first.filled.items():
+        leaves = set() if added is None else _leaves(added, numbered)
+        found.setdefault(_outermost(name, first.filled), set()).update(leaves)
+    untold = {_outermost(name, first.filled) for name, x in first.filled.items() if x is None}
+    return {f"filled {name}": x for name, x in found.items() if name not in untold}
+
+
+def _outermost(name: str, names: Collection[str]) -> str:
+    """Return the container that stands for one within it: its recorder gets what both are given."""
+    return min((n for n in names if name.startswith(f"{n}.")), key=len, default=name)
+
+
+def _filled(
+    trace: StepTrace, numbered: NumberedTrace, names: Collection[str]
+) -> dict[str, set[str]]:
     """Return the numbers that a step puts into each container that it only fills.
 
     Not those of a failing check, which the first trace has not run.
@@ -123,7 +139,10 @@ def _filled(trace: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
         # What is set twice under a key is there once.
         place = (str(keys), str(args[0])) if method == "__setitem__" else number
         found.setdefault(name, {})[place] = leaves
-    return {name: set[str]().union(*each.values()) for name, each in found.items()}
+    told: dict[str, set[str]] = {}
+    for name, each in found.items():
+        told.setdefault(f"filled {_outermost(name, names)}", set()).update(*each.values())
+    return told
 
 
 def _told_leaves(content: Any, numbered: NumberedTrace) -> set[str]:
