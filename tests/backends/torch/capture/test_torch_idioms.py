@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.backends.torch import models
+from tests.backends.torch import models, stepping
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_advice import entry
@@ -145,5 +145,26 @@ def test_plain_tensors_that_a_step_updates_by_hand(update: Any, are_given: bool)
             return loss
 
         return step, (x, y, tensors if are_given else []), tensors
+
+    assert_leaves_as_eager(make)
+
+
+def test_a_module_is_moved_to_where_it_is() -> None:
+    """As SwitchTransformers' routers are in `forward`, and models by careful steps."""
+
+    def make() -> Any:
+        model, x, y = stepping.small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            model[2] = model[2].to(x.dtype)
+            loss = nn.functional.mse_loss(model.to(x.device)(x), y)
+            loss.backward()
+            model.float()
+            optimizer.step()
+            return loss
+
+        return step, (model, optimizer, x, y), [model, optimizer]
 
     assert_leaves_as_eager(make)

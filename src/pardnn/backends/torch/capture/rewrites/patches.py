@@ -92,6 +92,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch.Tensor, "narrow", positions.narrow)
         patch(torch, "tensor", tensor_of_numbers)
         patch(torch.Tensor, "__deepcopy__", _deep_copy)
+        patch(torch.utils, "swap_tensors", _converted)
         if (library := sys.modules.get(_TRANSFORMERS)) is not None:
             patch(library, "is_fake_tensor", _is_fake)
         yield
@@ -134,6 +135,15 @@ def _deep_copy(_tracer: Tracer, real: Any, tensor: torch.Tensor, memo: dict[int,
         copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
     memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
     return copy
+
+
+def _converted(_tracer: Tracer, real: Any, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Set `.data` where `Module.to` and the like would swap fake tensors, as for real ones."""
+    if sys._getframe(2).f_code is not torch.nn.Module._apply.__code__:
+        real(old, new)
+        return
+    with torch.no_grad():
+        old.data = new.data
 
 
 def _is_fake(tracer: Tracer, _real: Any, tensor: Any) -> bool:
