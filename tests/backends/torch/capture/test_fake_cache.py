@@ -1,5 +1,6 @@
 """Fake results that are cached are those that the fake kernels would return again."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pardnn.backends.torch.ops.codec import flatten_result
 from pardnn.backends.torch.ops.schema import fake_result
 from pardnn.graph.file import graph_to_json
 from tests.backends.torch.models import MODELS, train
+from tests.backends.torch.stepping import assert_leaves_as_eager, weighed
 
 
 def _described(result: Any, tensors: Any) -> list[Any]:
@@ -193,3 +195,79 @@ def test_norms_of_autocast_are_of_the_types_of_real_ones(weights: torch.dtype) -
             fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
             found = flatten_result(fake_result(op, fake, {}))
         assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in real], op
+
+
+ORDERS = [
+    (0, 1, 2),
+    (0, 2, 1),
+    (1, 0),
+    (0, 2, 3, 1),
+    (0, 3, 1, 2),
+    (4, 3, 2, 1, 0),
+    (0, 2, 3, 4, 1),
+]
+
+
+def in_order(order: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor whose dims lie in memory in this order."""
+    shape = [2, 4, 6, 8, 10]
+    return torch.randn([shape[i] for i in order]).permute(*map(order.index, range(len(order))))
+
+
+def assert_lies_as_real(op: Any, *args: Any) -> None:
+    real = flatten_result(op.default(*args))
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+        found = flatten_result(fake_result(op.default, fake, {}))
+    assert [t.stride() for t in found] == [t.stride() for t in real], op
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_batch_norm_and_padding_lie_as_on_the_cpu(order: tuple[int, ...]) -> None:
+    """A view of what a transposed batch norm gives, as PatchTST's, failed on ranks alone."""
+    aten, x = torch.ops.aten, in_order(order)
+    w, y = torch.ones(4), torch.randn(x.shape)
+    assert_lies_as_real(aten.native_batch_norm, x, w, w, None, None, True, 0.1, 1e-5)
+    backward = (y, x, w, None, None, w, w, True, 1e-5, [True] * 3)
+    assert_lies_as_real(aten.native_batch_norm_backward, *backward)
+    if len(order) > 3:
+        for kind in ("reflection", "replication"):
+            name, pad = f"{kind}_pad{len(order) - 2}d", [1] * (2 * len(order) - 4)
+            padded = getattr(aten, name)(x, pad)
+            assert_lies_as_real(getattr(aten, name), x, pad)
+            assert_lies_as_real(getattr(aten, f"{name}_backward"), padded.contiguous(), x, pad)
+    if len(order) == 4:
+        assert_lies_as_real(aten.channel_shuffle, x, 2)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_elementwise_results_lie_as_the_real_ones_do(order: tuple[int, ...]) -> None:
+    aten, x = torch.ops.aten, in_order(order)
+    others = (x, torch.randn(x.shape), x[:1].contiguous(), torch.tensor(2.0))
+    for name in ("floor_divide", "heaviside", "logaddexp", "logical_and", "logical_or"):
+        for other in others:
+            assert_lies_as_real(getattr(aten, name), x, other)
+        assert_lies_as_real(getattr(aten, name), x[:, :1], x[0])
+    assert_lies_as_real(aten.native_dropout_backward, torch.randn(x.shape), x > 0, 0.5)
+    for overload, args in ((aten.pow.Scalar, (2.0, x)), (aten.xlogy.Tensor, (x, others[3]))):
+        assert_lies_as_real(SimpleNamespace(default=overload), *args)
+
+
+def test_a_call_that_fails_says_what_it_says_in_an_eager_step() -> None:
+    """Programs look for words in what they catch."""
+
+    def make() -> Any:
+        texts: list[str] = []
+
+        def weigh(loss: torch.Tensor) -> torch.Tensor:
+            x = torch.ones(3, 4)
+            for wrong in (lambda: x @ x, lambda: torch.cat([x, x.t()]), lambda: x.view(5, 5)):
+                try:
+                    wrong()
+                except RuntimeError as error:
+                    texts.append(str(error))
+            return loss
+
+        return weighed(weigh, texts)
+
+    assert_leaves_as_eager(make)

@@ -19,15 +19,30 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    unset_fake_temporarily,
+)
 
 from pardnn.backends.torch.capture.trace_ir import Geometry, geometry_of
+from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.ops.schema import fake_result
 
 _META = torch.device("meta")
 FUSED_RNN = torch.ops.aten.mkldnn_rnn_layer.default
 #: Above this, running a layer to measure its workspace would cost more than a capture may take.
 _MAX_RNN_BYTES = 1 << 30
+#: Above this, a call that fails is not run on zeros for its words.
+_MAX_ERROR_BYTES = 64 << 20
+#: Fake kernels raise these where they cannot know, and real ones would not.
+_OF_FAKES = (
+    DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
+)  # fmt: skip
 #: Workspace and outputs over the bytes of the gates of all time steps; 4 was measured.
 _RNN_BYTES_PER_GATE = 5
 #: An output of these types is part of the recipe itself.
@@ -103,7 +118,12 @@ class FakeCache:
         return result
 
     def _run_fake_kernel(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        result = fake_result(func, args, kwargs)
+        try:
+            result = fake_result(func, args, kwargs)
+        except _OF_FAKES:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise _eager_error(func, args, kwargs) or error  # noqa: B904 (eager steps raise it)
         if func is not FUSED_RNN:
             return result
         *others, workspace = result
@@ -192,6 +212,32 @@ def is_too_large_to_run(args: Sequence[Any]) -> bool:
     given = sum(t.numel() * t.element_size() for t in args if isinstance(t, torch.Tensor))
     made = _RNN_BYTES_PER_GATE * x.shape[0] * x.shape[1] * gates * x.element_size()
     return given + made > _MAX_RNN_BYTES
+
+
+def _eager_error(
+    func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """Return what the kernel itself raises, whose words are not those of a fake one.
+
+    It is run on zeros; None where it raises nothing, or its arguments are many or only a run's.
+    """
+    leaves, spec = pytree.tree_flatten((list(args), kwargs))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    others = (x for x in leaves if not isinstance(x, torch.Tensor))
+    num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+    if num_bytes > _MAX_ERROR_BYTES or any(node_of(x) is not None for x in others):
+        return None
+    with unset_fake_temporarily(), torch.no_grad():
+        real = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
+            if isinstance(x, torch.Tensor) else x for x in leaves
+        ]  # fmt: skip
+        try:
+            args, kwargs = pytree.tree_unflatten(real, spec)
+            func(*args, **kwargs)
+        except (RuntimeError, IndexError, ValueError) as error:
+            return error
+    return None
 
 
 def _fused_rnn_workspace(args: Sequence[Any]) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from pardnn.backends.torch.ops.codec import instances, op_kind
 
@@ -61,9 +62,20 @@ _KINDS = {"aten::_efficientzerotensor": "aten.zeros.default"}
 _CONTIGUOUS_ON_HOST = "aten::log_sigmoid_forward"
 #: Real kernels stride their result like a product of the first two arguments.
 _LAID_OUT_AS_PRODUCT = frozenset({
-    "aten::hardswish_backward", "aten::hardtanh_backward", "aten::logit_backward",
-    "aten::softplus_backward",
+    "aten::copysign", "aten::div", "aten::floor_divide", "aten::hardswish_backward",
+    "aten::hardtanh_backward", "aten::heaviside", "aten::logaddexp", "aten::logical_and",
+    "aten::logical_or", "aten::logical_xor", "aten::logit_backward",
+    "aten::native_dropout_backward", "aten::softplus_backward", "aten::xlogy",
 })  # fmt: skip
+#: Real kernels on the CPU give their first result the memory format of this argument.
+_IN_FORMAT_OF = {
+    "aten::_batch_norm_with_update": 0, "aten::_native_batch_norm_legit": 0,
+    "aten::batch_norm_backward": 1, "aten::channel_shuffle": 0, "aten::max_unpool2d": 0,
+    "aten::native_batch_norm": 0, "aten::native_batch_norm_backward": 1,
+    "aten::reflection_pad2d_backward": 1, "aten::reflection_pad3d": 0,
+    "aten::reflection_pad3d_backward": 1, "aten::replication_pad2d_backward": 1,
+    "aten::replication_pad3d": 0, "aten::replication_pad3d_backward": 1,
+}  # fmt: skip
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
 
@@ -193,6 +205,33 @@ def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an op's fake kernel, and correct types and strides that it is known to get wrong.
+
+    On the CPU batch norm and padding know two memory formats, and no other order of dims. Some
+    elementwise ops stride their results like a product, whatever their fake kernels say.
+
+    Args:
+        op: The overload.
+        args: Positional arguments, fake tensors inside.
+        kwargs: Keyword arguments.
+    """
+    name, result = op._schema.name, _of_right_types(op, args, kwargs)
+    if "out" in kwargs:
+        return result
+    if name in _LAID_OUT_AS_PRODUCT and all(isinstance(x, torch.Tensor) for x in args[:2]):
+        return torch.empty_like(torch.ops.aten.mul.Tensor(*args[:2]), dtype=result.dtype)
+    if op is torch.ops.aten.pow.Scalar:
+        return _contiguous(result)
+    given = _IN_FORMAT_OF.get(name)
+    if given is None or not args[given].is_cpu:
+        return result
+    first, *others = result if isinstance(result, tuple) else (result,)
+    if first is not None:
+        first = torch.empty_like(first, memory_format=suggest_memory_format(args[given]))
+    return (first, *others) if isinstance(result, tuple) else first
+
+
+def _of_right_types(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an op's fake kernel, and correct what it is known to get wrong.
 
     That of `_grouped_mm` takes bfloat16 only, while the real one on the CPU takes any: it is run
@@ -225,9 +264,7 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
     if name in _CONTIGUOUS or (name == _CONTIGUOUS_ON_HOST and args[0].is_cpu):
         made = op(*args, **kwargs)
         return tuple(map(_contiguous, made)) if isinstance(made, tuple) else _contiguous(made)
-    if name in _LAID_OUT_AS_PRODUCT:
-        return torch.ops.aten.mul.Tensor(args[0], args[1])
-    if op._schema.name == "aten::_grouped_mm" and args[0].dtype != torch.bfloat16:
+    if name == "aten::_grouped_mm" and args[0].dtype != torch.bfloat16:
         low = [a.bfloat16() if isinstance(a, torch.Tensor) and i < 2 else a
                for i, a in enumerate(args)]  # fmt: skip
         return torch.empty_like(op(*low, **kwargs), dtype=args[0].dtype).contiguous()
