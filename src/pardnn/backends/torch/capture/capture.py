@@ -357,7 +357,7 @@ class _Session:
         """
         returned = loss_of(trace.result) if self.has_loss else None
         loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
-        updated = source_updates(trace, irregular)
+        updated = source_updates(trace, irregular, is_opening=first is None)
         result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)
         tell_numbers(trace, chosen)
         told = trace.effects.noted

@@ -35,12 +35,15 @@ from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph
 
 
-def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
+def source_updates(
+    trace: StepTrace, irregular: Collection[str], *, is_opening: bool = False
+) -> list[Call]:
     """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
         trace: Of one step; copies are recorded in it.
         irregular: Names of states whose first value is no constant.
+        is_opening: Whether the next step is another graph, which may read what this one does not.
 
     Raises:
         UnsupportedError: E807, if a source became another kind of tensor, or none.
@@ -62,7 +65,7 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
         kept = is_registered(source) and name not in irregular
         matters = source.kind == "parameter" or kept or value.storage in read
         # Where a call makes gradients and no update, another one is to read them.
-        matters |= hands_on and source.parameter is not None
+        matters |= is_opening if source.parameter is None else hands_on
         if isinstance(live, torch.Tensor) and not matters:
             continue
         copies = _copy_back(trace, source, value, live)

@@ -118,6 +118,46 @@ def test_a_first_step_that_computes_more(change: Any) -> None:
     assert assert_leaves_as_eager(lambda: _made(change), 4) == 2
 
 
+class Opening(torch.optim.SGD):
+    """Its first step only looks at the gradients, as ADOPT's does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if not self.state[p]:
+                self.state[p]["v"] = p.grad.square()
+                continue
+            self.state[p]["v"].lerp_(p.grad.square(), 0.1)
+            p.sub_(0.1 * p.grad / self.state[p]["v"].sqrt())
+
+
+@pytest.mark.parametrize("how", ["replaced", "filled"])
+def test_a_tensor_that_the_first_step_changes_and_does_not_read(how: str) -> None:
+    """Only the graph after it reads what it leaves there."""
+
+    def make() -> Any:
+        model, x, y = small()
+        model.factor, model.is_new = torch.ones(3), True
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            factor = 1.0 if model.is_new else model.factor
+            if model.is_new and how == "replaced":
+                model.factor = torch.full((3,), 2.0)
+            elif model.is_new:
+                model.factor.fill_(2.0)
+            model.is_new = False
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x) * factor, y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        optimizer = Opening(model.parameters(), lr=0.1)
+        return step, (model, optimizer, x, y), [model, optimizer]
+
+    assert assert_leaves_as_eager(make, 5) == 2
+
+
 def test_on_two_ranks() -> None:
     stepping.assert_as_eager(lambda: _made(with_noise)[:2], steps=4, is_followed=True)
 
