@@ -158,6 +158,27 @@ def test_a_tensor_that_the_first_step_changes_and_does_not_read(how: str) -> Non
     assert assert_leaves_as_eager(make, 5) == 2
 
 
+def test_parts_of_a_tuple_that_such_a_step_makes_have_no_place_on_ranks() -> None:
+    """It ended in E505, as if the graph were of another step."""
+    model, x, y = small()
+    model.carried = None
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        if model.carried is not None:
+            x = x + model.carried[0]
+        model.carried = (0.1 * x, x.sin())
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    args = model, Opening(model.parameters(), lr=0.1), x, y
+    with pytest.raises(UnsupportedError, match="is not filled with one number") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E806"
+
+
 def test_on_two_ranks() -> None:
     stepping.assert_as_eager(lambda: _made(with_noise)[:2], steps=4, is_followed=True)
 

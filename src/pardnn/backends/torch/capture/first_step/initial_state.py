@@ -71,7 +71,7 @@ def is_of_a_module(source: Source, objects: ObjectGraph) -> bool:
     """Whether a module holds a tensor, as an attribute or a registered buffer."""
     modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
     holders = {id(holder) for module in modules for holder in (module, module._buffers)}
-    return any(id(slot.holder) in holders for slot in source.slots)
+    return any(id(slot.holder) in holders and not slot.path for slot in source.slots)
 
 
 def _momentum_reason(source: Source, objects: ObjectGraph) -> str | None:
