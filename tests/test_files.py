@@ -39,6 +39,7 @@ class Example:
     ratio: float = 0.0
     sizes: tuple[int, ...] = ()
     by_name: dict[str, int] | None = None
+    notes: dict[str, Any] | None = None
 
 
 def refused(content: bytes) -> FileError:
@@ -130,6 +131,29 @@ def test_a_million_keys_of_which_two_are_equal() -> None:
     keys = ", ".join(f'"{i}": 0' for i in range(200_000))
     with pytest.raises(FileError, match="key '199999' appears twice"):
         files.parse_json(f'{{{keys}, "199999": 0}}'.encode(), "x")
+
+
+def test_keys_are_not_looked_at_again_in_a_large_file_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = {str(i): i for i in range(100_000)}
+    content = files.dump_json({"format": Example.format, "by_name": many})
+    assert len(content) > files.LARGE_BYTES
+    expected = files.parse_as(Example, content, "example")
+    asked: list[int] = []
+    monkeypatch.setattr(files, "has_plain_keys", lambda *_: asked.append(1) or True)
+    assert files.parse_summed(Example, files.with_checksum(content), "example") == expected
+    assert not asked
+    assert files.parse_summed(Example, content, "example") == expected
+    assert asked
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_no_number_in_a_large_file_with_a_checksum(value: str) -> None:
+    many = ", ".join(f'"{i}": {i}' for i in range(100_000))
+    head = f'{{"format": "pardnn.example/1", "notes": {{"x": {value}}}, "by_name": {{{many}}}}}\n'
+    with pytest.raises(FileError, match="E406 example is not valid JSON: -?[NI][a-z]+"):
+        files.parse_summed(Example, files.with_checksum(head.encode()), "example")
 
 
 @pytest.mark.parametrize(

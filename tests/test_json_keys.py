@@ -1,4 +1,4 @@
-"""Keys of large files: what the scan calls plain has no key twice, no NaN and no great depth."""
+"""Keys of large files: what the scan calls plain has no key twice and no great depth."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pardnn import files, json_keys
 from pardnn.errors import FileError
 from pardnn.graph.file import GraphFile, graph_from_json
-from pardnn.json_keys import has_plain_keys
+from pardnn.json_keys import has_plain_keys, may_be_large
 
 NAMES = st.sampled_from(["a", "b", "name", "name of nine", "{", "]", "a,b", "x:y", "ä", "a" * 40])
 PAIRS: Any = st.recursive(
@@ -56,12 +56,18 @@ def test_keys_that_appear_twice_are_seen(part: int, value: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"a": 1, "\\u0061": 2}', '{"a" : 1, "a" : 2}', '{"a"\n:1, "a"\t:1}', "[NaN]",
-        '{"x": -Infinity}', "[" * 9 + "]" * 9, f'{{"{"a" * 300}": 1}}',
+        '{"a": 1, "\\u0061": 2}', '{"a" : 1, "a" : 2}', '{"a"\n:1, "a"\t:1}',
+        "[" * 9 + "]" * 9, f'{{"{"a" * 300}": 1}}',
     ],
 )  # fmt: skip
 def test_what_is_left_to_the_parser(text: str) -> None:
     assert not has_plain_keys((text + "\n" * 400).encode(), 8)
+
+
+@pytest.mark.parametrize("text", ["[NaN]", '{"x": -Infinity}', "[1e999]", "[1E+100]", "9" * 41])
+def test_numbers_that_are_looked_at_one_by_one(text: str) -> None:
+    assert may_be_large(text.encode(), 40)
+    assert not may_be_large(b"[1.5e-99, 1e-7, 1e40]", 40)
 
 
 def graph_text(arguments: str, padding: str = "\n") -> bytes:

@@ -340,7 +340,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 
 def cluster_from_json(content: bytes, what: str = "cluster") -> Cluster:
     """Parse and check the content of a cluster file."""
-    return files.parse_as(Cluster, files.without_checksum(content, what, Cluster), what)
+    return files.parse_summed(Cluster, content, what)
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:

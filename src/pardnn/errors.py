@@ -46,8 +46,13 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a line that names what a misspelt name is close to; an empty text if nothing is."""
-    close = difflib.get_close_matches(name, sorted(set(known)), n=3)
+    """Return a line that names what a misspelt name is close to; an empty text if nothing is.
+
+    Those come first of which the name is the end: "h.1" of "model.h.1".
+    """
+    names = sorted(set(known))
+    ends = [each for each in names if name and each.endswith(f".{name}")]
+    close = list(dict.fromkeys([*ends, *difflib.get_close_matches(name, names, n=3)]))[:3]
     return f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
 
 

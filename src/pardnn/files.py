@@ -256,19 +256,20 @@ def parse_json(content: bytes, what: str) -> Any:
         raise FileError(f"{what} is not valid JSON: {error}", code="E406") from error
 
 
-def parse_as(kind: type[T], content: bytes, what: str) -> T:
+def parse_as(kind: type[T], content: bytes, what: str, *, is_ours: bool = False) -> T:
     """Parse strict JSON into the dataclass `kind`, whose field `format` is its name and version.
 
     Args:
         kind: The dataclass.
         content: Of the file.
         what: Names it in errors.
+        is_ours: Whether `dump_json` wrote it, as a checksum proves, which writes no key twice.
 
     Raises:
         FileError: E406 (not JSON) or E407 (wrong field, with its path such as `$.ops[3].memory`).
         MismatchError: E502, if the file has another version of the format.
     """
-    is_plain = _is_plain(kind, content)
+    is_plain = _is_plain(kind, content, is_ours=is_ours)
     if not is_plain:
         _check_format(kind, parse_json(content, what), what)
     try:  # pydantic reads JSON itself: only there, a list is a tuple and "1" is not 1
@@ -288,7 +289,7 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
         ) from error
 
 
-def _is_plain(kind: type, content: bytes) -> bool:
+def _is_plain(kind: type, content: bytes, *, is_ours: bool) -> bool:
     """Whether all that `parse_json` and `_check_format` refuse of valid JSON is surely not there.
 
     Of large files as `dump_json` writes them; to parse one twice takes twice the time.
@@ -298,7 +299,7 @@ def _is_plain(kind: type, content: bytes) -> bool:
         and content.startswith(f'{{"format": "{getattr(kind, "format", "")}",'.encode())
         and content.count(b",") <= MAX_ELEMENTS
         and not may_be_large(content, MAX_DIGITS)
-        and has_plain_keys(content, MAX_DEPTH)
+        and (is_ours or has_plain_keys(content, MAX_DEPTH))
     )
 
 
@@ -322,6 +323,12 @@ def with_checksum(content: bytes) -> bytes:
     """Return the content of a file, from `dump_json`, with SHA-256 of itself as its last field."""
     digest = hashlib.sha256(content).hexdigest()
     return content.removesuffix(b"}\n") + f',\n "checksum": "{digest}"}}\n'.encode()
+
+
+def parse_summed(kind: type[T], content: bytes, what: str) -> T:
+    """Parse as `parse_as` what `without_checksum` leaves, with the errors of both."""
+    bare = without_checksum(content, what, kind)
+    return parse_as(kind, bare, what, is_ours=bare is not content)
 
 
 def without_checksum(content: bytes, what: str, kind: type | None = None) -> bytes:

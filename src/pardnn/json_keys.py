@@ -21,12 +21,14 @@ _MARKS = _STEP != 0
 _MARKS[_QUOTE] = True
 #: Keys are found by the colon right behind them, so none may stand apart; without a backslash a key
 #: is spelt in one way alone, and each quote begins or ends a string.
-_UNPLAIN = (b"\\", b" :", b"\n:", b"\r:", b"\t:", b"NaN", b"Infinity")
+_UNPLAIN = (b"\\", b" :", b"\n:", b"\r:", b"\t:")
+#: What is no number of JSON, but of parsers.
+_NO_NUMBERS = (b"NaN", b"Infinity")
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def has_plain_keys(content: bytes, max_depth: int) -> bool:
-    """Whether it is certain that no key appears twice in one object, and that no number is NaN.
+    """Whether it is certain that no key appears twice in one object.
 
     It is never said of valid JSON where it does not hold, but may be denied where it does: of
     escapes, spaces before colons, and keys with equal hashes. O(bytes).
@@ -159,9 +161,11 @@ _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def may_be_large(content: bytes, max_digits: int) -> bool:
-    """Whether a number may have more than some digits, or an exponent of three.
+    """Whether a number may have more than some digits, or an exponent of three, or be NaN.
 
     Where none has, none is refused and none is infinite. A text in the file may have them, too.
     """
+    if any(word in content for word in _NO_NUMBERS):
+        return True
     shape = content.translate(_SHAPE)
     return any(part in shape for part in (b"0" * (max_digits + 1), b"0e000", b"0e+000"))

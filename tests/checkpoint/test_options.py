@@ -35,3 +35,9 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert save_options(tmp_path / "run", 1, None, resume=False) is not None
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_no_directory_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "graph.json").write_text("precious")
+    with pytest.raises(FileError, match="E433 .*graph.json': it is a file"):
+        save_options(tmp_path / "graph.json", 1, None, resume=False)

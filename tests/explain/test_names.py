@@ -112,6 +112,13 @@ def test_what_is_like_nothing_is_refused(name):
         subject_of(case(), name)
 
 
+def test_of_many_devices_some_are_named_and_the_others_counted():
+    graph = step()
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(9), algorithm="single")
+    with pytest.raises(UsageError, match="gpu:3, gpu:4 and 4 more"):
+        subject_of(opened(graph, plan), "zzzzzzzz")
+
+
 @pytest.mark.parametrize("name", ["\x1b[31mred", "a\u2028b", "</script>", "line\nbreak"])
 def test_names_send_nothing_to_a_terminal(name):
     ops = [

@@ -194,6 +194,8 @@ def test_names_mean_ops_then_tensors_then_layers() -> None:
         UsageError, match=r"(?s)no op or tensor or layer is named 'net.7'.*Did you mean"
     ):
         names.ops("net.7", said)
+    with pytest.raises(UsageError, match=r"(?s)no layer is named '0'.*Did you mean 'net\.0'"):
+        names.ops("layer:0", said)
 
 
 def test_a_layer_means_the_ops_that_a_plan_has_for_it() -> None:

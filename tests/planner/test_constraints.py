@@ -165,6 +165,13 @@ def test_what_cuts_ops_refuses_by_name(algorithm: str) -> None:
     ) as caught:
         pardnn.plan(_blocks(), cluster_of(2), algorithm, constraints=[pardnn.forbid(0)])
     assert caught.value.code == "E246"
+    assert caught.value.message.endswith("Use auto, or a placement's algorithm.")
+
+
+@pytest.mark.parametrize("algorithm", ["heft", "auto-whole", "1f1b"])
+def test_what_places_whole_ops_refuses_layouts_by_name(algorithm: str) -> None:
+    with pytest.raises(UsageError, match=r"E246.*\n.*Use auto, or a cut's algorithm\."):
+        pardnn.plan(_blocks(), cluster_of(2), algorithm, constraints=[pardnn.fix_layout("w", 0)])
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,14 @@ def run_checked(
     return RunResult(
         losses=found.losses,
         reference_losses=found.reference_losses,
-        **_compared(graph, plan, found.losses, found.reference_losses, found.state),
+        **_compared(
+            graph,
+            plan,
+            found.losses,
+            found.reference_losses,
+            found.state,
+            kept_bits=saving is None or saving.kept_bits,
+        ),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
         shared_cores_s=shared,
@@ -258,6 +265,8 @@ def _compared(
     losses: Sequence[float],
     reference: Sequence[float] | None,
     state: Mapping[str, Any] | None = None,
+    *,
+    kept_bits: bool = True,
 ) -> dict[str, Any]:
     """Compare losses and state with those of one device: in every bit where each op ran on one.
 
@@ -270,15 +279,17 @@ def _compared(
         losses: Of the ranks.
         reference: Of one device; None if it did not run.
         state: Fields of `StateDifference`; None if it was not compared.
+        kept_bits: Whether that held for the steps before the checkpoint that it went on from.
     """
     if reference is None:
         return {}
-    tolerance = 0.0 if plan.keeps_bits else _tolerance(graph)
+    keeps_bits = plan.keeps_bits and kept_bits
+    tolerance = 0.0 if keeps_bits else _tolerance(graph)
     found = [_difference(a, b) for a, b in zip(losses, reference, strict=True)]
     is_equal = all(each is not None and each <= tolerance for each in found)
     largest = None if None in found else max((each for each in found if each), default=0.0)
     compared = None if state is None else StateDifference(**state)
-    if compared is not None and plan.keeps_bits:
+    if compared is not None and keeps_bits:
         is_equal = is_equal and compared.differing == 0
     return {
         "verified": is_equal, "tolerance": tolerance, "largest_difference": largest,

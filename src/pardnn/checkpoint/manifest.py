@@ -28,6 +28,8 @@ DTYPES: Mapping[str, tuple[int, str]] = {
     "float64": (8, "F64"), "float8_e4m3fn": (1, "F8_E4M3"), "float8_e5m2": (1, "F8_E5M2"),
     "complex64": (8, "C64"),
 }  # fmt: skip
+#: Of a manifest's plan: whether all steps so far placed whole ops. Older manifests do not tell.
+KEPT_BITS = "keeps_bits"
 #: A tensor of more pieces than this comes from no plan: clusters have at most as many devices.
 MAX_PIECES = 1024
 
@@ -110,7 +112,7 @@ class Manifest:
         random: States of the random generators: those of one device, whatever the number of ranks.
         extra: What the caller gave along.
         graph_fingerprint: Of the graph that ran.
-        plan: What placed the state: algorithm, number of devices, fingerprint.
+        plan: What placed the state: algorithm, number of devices, fingerprint, and `KEPT_BITS`.
         versions: Of pardnn and torch.
         checksum: SHA-256 over everything else; a damaged manifest is refused.
     """
@@ -128,6 +130,11 @@ class Manifest:
     plan: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     checksum: str | None = None
+
+    @property
+    def kept_bits(self) -> bool:
+        """Whether one device's steps gave every bit of it, as far as is known."""
+        return self.plan.get(KEPT_BITS) is not False
 
     @property
     def bytes(self) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pardnn.checkpoint.directory import Lock, check_steps, read_manifest, resolve
-from pardnn.errors import UsageError
+from pardnn.errors import FileError, UsageError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,14 @@ class SaveOptions:
         every: Steps from one checkpoint to the next; None saves after the last step only.
         keep: How many steps stay; None keeps all.
         first_step: Trained step to go on from; None starts anew.
+        kept_bits: Whether one device's steps gave every bit of what the run goes on from.
     """
 
     directory: str
     every: int | None = None
     keep: int | None = None
     first_step: int | None = None
+    kept_bits: bool = True
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether a run saves after a number of trained steps.
@@ -67,7 +69,13 @@ def save_options(
             )
         return None
     check_steps("keep", keep)
+    if directory.exists() and not directory.is_dir():
+        why = "it is a file, not the directory of a run"
+        raise FileError(f"cannot save in {shown(str(directory))}: {why}", code="E433")
     if directory.is_dir():  # ranks ask again: until they do, another run may remove what is resumed
         Lock(directory).release()
-    first = read_manifest(resolve(directory)).step if resume else None
-    return SaveOptions(directory=str(directory.resolve()), every=every, keep=keep, first_step=first)
+    options = SaveOptions(directory=str(directory.resolve()), every=every, keep=keep)
+    if not resume:
+        return options
+    found = read_manifest(resolve(directory))
+    return replace(options, first_step=found.step, kept_bits=found.kept_bits)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from pardnn.errors import UsageError
+from pardnn.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from pardnn.plan.constraints import Constraint, Kind
@@ -93,8 +93,8 @@ def constraints_of(demands: Demands) -> tuple[Constraint, ...]:
     from pardnn.units import parse_seconds
 
     found = [] if demands.constraints is None else [*read_constraints(demands.constraints)]
-    found += _on_devices("pin", demands.pin)
-    found += _on_devices("forbid", demands.forbid)
+    found += [_on_devices("pin", text) for text in demands.pin or ()]
+    found += [_on_devices("forbid", text) for text in demands.forbid or ()]
     groups: dict[Kind, Sequence[str] | None] = {
         "together": demands.together,
         "apart": demands.apart,
@@ -107,17 +107,28 @@ def constraints_of(demands: Demands) -> tuple[Constraint, ...]:
         demand, at, price = text.rpartition("@")
         if not at:
             raise UsageError(f"--prefer {text!r:.80}: what is it worth? Write NAME=DEVICE@2ms.")
-        found += [prefer(each, parse_seconds(price)) for each in _on_devices("pin", [demand])]
+        found.append(prefer(_on_devices("prefer", demand), parse_seconds(price)))
     return tuple(found)
 
 
-def _on_devices(kind: Kind, texts: Sequence[str] | None) -> Iterator[Constraint]:
+#: What stands behind options that name devices.
+_FORMS = {
+    "pin": "NAME=DEVICE[,DEVICE]",
+    "forbid": "[NAME=]DEVICE[,DEVICE]",
+    "prefer": "NAME=DEVICE[,DEVICE]@TIME",
+}
+
+
+def _on_devices(option: str, text: str) -> Constraint:
+    """Return what an option demands of devices; of `--prefer`, without its price."""
     from pardnn.plan.constraints import Constraint
 
-    for text in texts or ():
-        name, _, devices = text.rpartition("=")
-        numbers = tuple(filter(None, devices.split(",")))
-        yield Constraint(kind=kind, what=(name,) if name else (), devices=numbers)
+    name, _, devices = text.rpartition("=")
+    numbers = tuple(filter(None, devices.split(",")))
+    kind = "forbid" if option == "forbid" else "pin"
+    if not numbers or (kind == "pin" and not name):
+        raise UsageError(f"--{option} {shown(text)}: write {_FORMS[option]}.")
+    return Constraint(kind=kind, what=(name,) if name else (), devices=numbers)
 
 
 def _layout(text: str) -> Constraint:

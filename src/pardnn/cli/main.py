@@ -27,6 +27,7 @@ from pardnn.cli import (
 from pardnn.cli.option_groups import with_groups
 from pardnn.cli.options import no_command
 from pardnn.cli.output import echo, fail
+from pardnn.cli.overwriting import Command
 from pardnn.errors import INTERRUPTED, PardnnError, Terminated, UsageError, printable, told
 from pardnn.shortage import shortage
 
@@ -66,7 +67,7 @@ for command in (
     run_commands.doctor,
     file_commands.schema,
 ):
-    app.command(name=command.__name__.replace("_", "-"))(with_groups(command))
+    app.command(name=command.__name__.replace("_", "-"), cls=Command)(with_groups(command))
 # A name may begin with a minus: `--memory -2GiB`.
 app.command(name="explain", context_settings={"ignore_unknown_options": True})(
     question_commands.explain

@@ -90,7 +90,8 @@ def _unknown(case: Case, name: str, names: list[str]) -> UsageError:
     lower = {each.lower(): each for each in reversed(known)}
     close = difflib.get_close_matches(name.lower(), lower, n=SUGGESTED, cutoff=0.6)
     found = list(dict.fromkeys([*ends, *(lower[each] for each in close)]))[:SUGGESTED]
-    devices = ", ".join(case.devices[:SUGGESTED])
+    more = f" and {len(case.devices) - SUGGESTED} more" if len(case.devices) > SUGGESTED else ""
+    devices = ", ".join(case.devices[:SUGGESTED]) + more
     hint = f"Did you mean {', '.join(map(shown, found))}?" if found else f"Devices are {devices}."
     return UsageError(
         f"no op, tensor, layer or device is named {shown(name)}.\n{hint}",

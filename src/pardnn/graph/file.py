@@ -81,7 +81,7 @@ def graph_from_json(content: bytes, what: str = "graph") -> Graph:
         FileError: E402, E406 to E408.
         MismatchError: E502.
     """
-    parsed = files.parse_as(GraphFile, files.without_checksum(content, what, GraphFile), what)
+    parsed = files.parse_summed(GraphFile, content, what)
     check_ops(parsed.ops, name=parsed.name)
     ops, arrays = _in_order_of_step(parsed.ops, parsed.name)
     return Graph(name=parsed.name, ops=ops, arrays=arrays)

@@ -124,7 +124,7 @@ class PlanOptions:
             raise UsageError(
                 f"{self.algorithm} does not take constraints of this kind, as it {how}: "
                 f"{shown(str(refused[0]))}.\nUse auto, or a "
-                f"{'placement' if cuts else 'cut'}'s algorithm.",
+                f"{'cut' if cutting(refused[:1]) else 'placement'}'s algorithm.",
                 code="E246",
             )
         if cutting(self.constraints) and self.policy != "order":

@@ -249,6 +249,8 @@ def test_it_is_verified_by_its_losses_and_drawn() -> None:
     plan = planned(4)
     assert run._compared(graph(), plan, [1.0], [1.0], state)["verified"]
     assert not run._compared(graph(), planned(None), [1.0], [1.0], state)["verified"]
+    went_on = run._compared(graph(), planned(None), [1.0], [1.0], state, kept_bits=False)
+    assert went_on["verified"], "the checkpoint that it went on from was of a cut plan"
     assert plan.cluster is not None
     costs = costs_for(graph(), plan.cluster, "v100")
     assert "<svg" in draw_plan(graph(), plan, costs)

@@ -64,6 +64,12 @@ def test_a_gradient_is_cut_as_its_own_ops_want_it(monkeypatch, sizes, shape, tie
     assert found.sharding.layouts["h"] != found.sharding.layouts["dh"]
 
 
+def test_one_device_has_nothing_to_free(monkeypatch) -> None:
+    monkeypatch.setattr(tofu, "FEW_FACTORS", 0)
+    found = find_sharding(scan(8, 8, 8), make_mesh((1,)))
+    assert (found.level, found.cost) == (TRAINING, 0)
+
+
 def test_gradients_are_freed_under_seconds_within_memory(monkeypatch) -> None:
     graph, cluster = scan(4096, 1024, 16384), Cluster.uniform(2, bandwidth=20e9)
     monkeypatch.setattr(tofu, "FEW_CALLS", 0)

@@ -56,7 +56,7 @@ def free_gradients(
     Returns:
         None where nothing is tied, or too little was gained.
     """
-    if level == NEEDED:
+    if level == NEEDED or sharding.mesh.size == 1:
         return None
     problem = make_problem(graph, level, calls, tied=False)
     start = _start(problem, sharding) if len(problem.factors) <= MOST_FACTORS[objective] else None

@@ -120,6 +120,22 @@ def test_placed_and_cut_read_each_other(
         assert losses[3] == expected[6]
 
 
+def test_a_checkpoint_tells_whether_all_steps_placed_whole_ops(tmp_path: Path) -> None:
+    """Once a sum was cut, no later plan brings one device's bits back."""
+
+    def train(algorithm: str) -> bool:
+        def body(one: Rank) -> None:
+            if (tmp_path / "latest").exists():
+                one.load(tmp_path)
+            one.train(1)
+            one.fast.save(tmp_path, extra=one.extra())
+
+        values(on_ranks(perceptron, plan_of(perceptron, 2, algorithm), body))
+        return read_manifest(resolve(tmp_path)).kept_bits
+
+    assert [train(each) for each in ("placed", "tofu", "placed")] == [True, False, False]
+
+
 def scheduled() -> models.Entry:
     """The step reads its schedule, so that the schedule is found; Python numbers everywhere."""
     step, (model, _, x, y) = models.small()

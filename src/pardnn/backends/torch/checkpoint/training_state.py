@@ -52,7 +52,7 @@ from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import checksum
 from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.checkpoint.directory import Lock, check_steps, read_manifest, resolve
-from pardnn.checkpoint.manifest import Manifest
+from pardnn.checkpoint.manifest import KEPT_BITS, Manifest
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.plan.file import plan_to_json
@@ -86,7 +86,7 @@ class TrainingState:
         key: str = "",
         most_held: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.steps = 0
+        self.steps, self._kept_bits = 0, True
         self._most_held = most_held
         self._own_key = key
         self._spread = spread
@@ -233,6 +233,7 @@ class TrainingState:
             plan={
                 "algorithm": plan.algorithm,
                 "num_devices": plan.num_devices,
+                KEPT_BITS: plan.keeps_bits and self._kept_bits,
                 "fingerprint": hashlib.sha256(plan_to_json(plan)).hexdigest()[:32],
             },
             versions={"pardnn": __version__, "torch": torch.__version__},
@@ -289,6 +290,7 @@ class TrainingState:
         self._set_numbers(manifest)
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
+        self._kept_bits = manifest.kept_bits
         return extra
 
     def load_weights(
