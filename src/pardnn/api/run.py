@@ -172,16 +172,12 @@ def run_checked(
     if record is not None and found.record is not None:
         write_run(found.record, record)
     shared = shared_cores_seconds(graph, plan, threads=threads)
+    kept_bits = saving is None or saving.kept_bits
     return RunResult(
         losses=found.losses,
         reference_losses=found.reference_losses,
         **_compared(
-            graph,
-            plan,
-            found.losses,
-            found.reference_losses,
-            found.state,
-            kept_bits=saving is None or saving.kept_bits,
+            graph, plan, found.losses, found.reference_losses, found.state, kept_bits=kept_bits
         ),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
