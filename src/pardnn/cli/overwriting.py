@@ -42,8 +42,7 @@ def refuse_overwriting(given: Mapping[str, Any]) -> None:
         UsageError: E201.
     """
     named = [path for name in _WRITTEN if (path := given.get(name)) is not None]
-    # Nothing is lost on a device, such as /dev/null.
-    written = [path for path in named if path.is_file() or not path.exists()]
+    written = [path for path in named if not _is_device(path)]
     for i, path in enumerate(written):
         if any(_is_same(path, other) for other in (*written[:i], *_read(given))):
             raise UsageError(
@@ -60,6 +59,14 @@ def _read(given: Mapping[str, Any]) -> Iterator[Path]:
         elif name not in (*_WRITTEN, "start"):
             several = value if isinstance(value, tuple) else (value,)
             yield from (path for path in several if isinstance(path, Path))
+
+
+def _is_device(path: Path) -> bool:
+    """Whether nothing is lost by writing there, as to /dev/null."""
+    try:
+        return path.exists() and not path.is_file()
+    except OSError:  # a name that is too long; writing tells
+        return False
 
 
 def _is_same(path: Path, other: Path) -> bool:
