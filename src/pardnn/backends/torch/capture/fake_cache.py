@@ -123,7 +123,7 @@ class FakeCache:
         except _OF_FAKES:
             raise
         except (RuntimeError, IndexError, ValueError) as error:
-            raise _eager_error(func, args, kwargs) or error  # noqa: B904 (eager steps raise it)
+            raise _eager_error(func, args, kwargs) or error from None
         if func is not FUSED_RNN:
             return result
         *others, workspace = result
