@@ -36,7 +36,11 @@ from pardnn.planner.algorithms import (
 from pardnn.planner.conflicts import steered, with_constraints
 from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
-from pardnn.planner.microbatches.cut_pieces import NO_BATCH, decide_cut_pieces
+from pardnn.planner.microbatches.cut_pieces import (
+    NO_BATCH,
+    better_cut_pieces,
+    decide_cut_pieces,
+)
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.offload.placed import decide_offloaded, lies_on_host
 from pardnn.planner.portfolio import Decide, Outcome, decide_best
@@ -138,13 +142,29 @@ def _decided(problem: Problem) -> Outcome:
     try:
         if all(name in SHARDED for name in names):
             return decide_cut_pieces(problem, names, _best_of)
-        best = decide_microbatched(problem, names, _best_of)
-        return better_mixed(problem, best, best_once) if may_mix(problem) else best
+        return _microbatched(problem, names)
     except UsageError as error:
         demanded = [each for each in problem.options.constraints if each.kind == "pieces"]
         if error.code != NO_BATCH or not demanded:
             raise
         raise refused(demanded[:1], "cannot hold together", f"\n{error.message}") from None
+
+
+def _microbatched(problem: Problem, names: Sequence[str]) -> Outcome:
+    """Return the best plan of a batch in pieces, of placements and cuts."""
+    failure: InfeasibleError | None = None
+    best: Outcome | None = None
+    try:
+        best = decide_microbatched(problem, names, _best_of)
+    except InfeasibleError as error:
+        failure = error
+    if may_mix(problem):
+        best = better_cut_pieces(problem, best, _best_of)
+        best = best and better_mixed(problem, best, best_once)
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best
 
 
 def _in_no_time(problem: Problem) -> Outcome | None:

@@ -37,6 +37,7 @@ class SearchLog:
         best: The best complete plan of the problem; None before there is one.
         partitioned_ops: Local ops of the cuts that were tried.
         measuring_s: Seconds spent measuring local ops of cuts.
+        without_room: Names of cuts of the problem's own graph that no device has room for.
         least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
 
@@ -49,6 +50,7 @@ class SearchLog:
         self.best: Complete | None = None if within is None else within.best
         self.partitioned_ops = 0
         self.measuring_s = 0.0
+        self.without_room: set[str] = set()
         self.least_ratio: float | None = None
         self._part = part if within is None else within._part + part
 

@@ -12,13 +12,24 @@ from torch import nn
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
-from pardnn.errors import UsageError
+from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.ir import Graph, Op
+from pardnn.place.baselines.single import place_single
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.planner.check_cut import check_cut
+from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import best_once
+from pardnn.planner.microbatches import cut_pieces
+from pardnn.planner.microbatches.cut_pieces import better_cut_pieces
+from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.decide import _shardings
+from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.shard.spmd.legalize import legalize
 from tests.backends.torch import models
 
 WIDTH = 64
@@ -161,3 +172,68 @@ def test_layouts_demanded_of_the_whole_batch_are_refused() -> None:
     demand = pardnn.fix_layout("x", 0)
     with pytest.raises(UsageError, match="microbatches"):
         PlanOptions(algorithm="tofu", microbatches=2, constraints=(demand,))
+
+
+@functools.cache
+def head() -> Graph:
+    """One layer that tells many classes apart: its scores are of a whole batch, or of a piece."""
+    model = nn.Linear(16, 4096, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(64, 16), torch.randint(4096, (64,))
+    return capture(models.classify_step, model, optimizer, x, y)
+
+
+def of_head(algorithm: str, pieces: int | None, limit: str) -> Plan:
+    cluster = Cluster.uniform(2, memory=limit, latency=1e-6)
+    return pardnn.plan(head(), cluster, algorithm, reserve=0.0, costs="v100", microbatches=pieces)
+
+
+def test_auto_cuts_pieces_where_no_placement_of_them_fits() -> None:
+    limit = "1500KiB"
+    for algorithm, pieces in (("auto", None), ("auto-whole", 2)):
+        with pytest.raises(InfeasibleError, match="The nearest found needs"):
+            of_head(algorithm, pieces, limit)
+    plan = of_head("auto", 2, limit)
+    assert plan.partition is not None
+    assert plan.notes[0] == "batch in 2 pieces"
+    check_cut(head(), plan)
+
+
+def test_auto_tries_cuts_in_pieces_that_had_no_room_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a slower plan, of as few pieces as fit; not beside one that is faster."""
+    tried: list[tuple[int, str]] = []
+    monkeypatch.setattr(cut_pieces, "_check_samples", lambda _, n, names: tried.append((n, *names)))
+    cluster = Cluster.uniform(2, memory="1000KiB", latency=1e-6)
+    options = PlanOptions(costs="v100", reserve=0.0, microbatches="auto")
+    problem = Problem(head(), cluster, costs_for(head(), cluster, "v100"), options)
+    alone = place_single(head(), problem.machine, [None, None]).plan
+    slow = Outcome("slow", alone, 0, 1.0, 0, 0.0)
+    unchanged = better_cut_pieces(problem, slow, best_once)  # no cut of the whole batch lacks room
+    assert unchanged is not None
+    assert unchanged.algorithm == "slow"
+    assert not tried
+    problem.log.without_room.update(("zero-1", "zero-3"))
+    better = better_cut_pieces(problem, slow, best_once)
+    assert better is not None
+    assert better.algorithm == "zero-1"
+    assert tried == [(2, "zero-1"), (2, "zero-3"), (4, "zero-1"), (4, "zero-3")]
+    fast = slow._replace(makespan_s=0.9 * better.makespan_s)
+    unchanged = better_cut_pieces(problem, fast, best_once)
+    assert unchanged is not None
+    assert unchanged.algorithm == "slow"
+
+
+def test_an_estimate_counts_what_is_added_up_where_it_is_for_nothing() -> None:
+    """Gradients of four pieces: stage 2 reduces each, stage 1 their sum."""
+    cluster = Cluster.uniform(2)
+    costs = costs_for(graph(), cluster, "v100")
+    problem = Problem(graph(), cluster, costs, PlanOptions(costs="v100", microbatches=4))
+    seconds = {}
+    for name, totals in (("zero-1", True), ("zero-2", False)):
+        _, inner = problem_in_pieces(problem, 4, None, totals=totals)
+        (sharding,) = _shardings(inner, name)
+        legal = legalize(inner.graph, sharding)
+        seconds[name] = sharding_seconds(inner.graph, legal, cluster, inner.costs).sending
+    assert 0 < seconds["zero-1"] < 0.6 * seconds["zero-2"]

@@ -31,7 +31,7 @@ class Best:
 
     Attributes:
         found: The best; None before there is one.
-        failure: Of the first plan that did not fit.
+        failure: Of the first plan that did not fit; of the first that tells the bytes it needs.
         worse: How many outcomes since were no better.
         spent: Planning time of all, seconds.
         had_too_many: Whether what was tried last had too many pieces to be faster.
@@ -51,7 +51,7 @@ class Best:
         try:
             outcome = plan()
         except InfeasibleError as error:
-            self.failure = self.failure or error
+            self._note(error)
             self.had_too_many = isinstance(error, TooManyPiecesError)
             self.had_no_room = not self.had_too_many
             return False
@@ -60,6 +60,12 @@ class Best:
         self.found, self.worse = (outcome, 0) if is_better else (self.found, self.worse + 1)
         self.problem.log.keep(outcome, self.problem.options.objective)
         return is_better
+
+    def _note(self, failure: InfeasibleError) -> None:
+        """Keep the first failure, or the first that tells how many bytes some plan needs."""
+        known = self.failure
+        if known is None or ("bytes" in failure.details and "bytes" not in known.details):
+            self.failure = failure
 
     def _is_better(self, outcome: Outcome) -> bool:
         best, objective = self.found, self.problem.options.objective
@@ -73,7 +79,8 @@ class Best:
     def take(self, other: Best) -> None:
         """Take the best of others, if it is better, and the time that they took; once."""
         self.spent, other.spent = self.spent + other.spent, 0.0
-        self.failure = self.failure or other.failure
+        if other.failure is not None:
+            self._note(other.failure)
         if other.found is not None and self._is_better(other.found):
             self.found = other.found
 

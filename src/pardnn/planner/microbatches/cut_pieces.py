@@ -8,18 +8,22 @@ Complexity: that of a cut of the graph of the pieces, for each number of pieces.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pardnn.errors import UsageError
+from pardnn.errors import InfeasibleError, UsageError
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.decide import AUTO_LOCAL_OPS
+from pardnn.planner.sharded.memory import PEAK
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.microbatch.analysis import analyse_batch
 from pardnn.shard.recipes.accumulation import ACCUMULATING
 from pardnn.shard.recipes.product import PRODUCTS
+from pardnn.time_limit import seconds_left
 
 #: Code of the error that a step has no batch of so many pieces.
 NO_BATCH = "E226"
@@ -27,6 +31,13 @@ NO_BATCH = "E226"
 SHARING = ("data-parallel", "zero-1", "zero-2", "zero-3")
 #: Numbers of pieces that are tried, each twice the one before.
 MOST_DOUBLINGS = 7
+#: Cuts in pieces that `auto` tries, from whole parameters on every device to what holds least.
+HOLDING_LESS = ("zero-1", "zero-2", "zero-3", "tofu")
+#: Local ops of a cut graph up to which `auto` tries them although there is a plan: some 4,000 take
+#: a second.
+MANY_LOCAL_OPS = 30_000
+#: Seconds that no plan takes: what cannot fit is then given up before it is partitioned.
+LONGEST_S = 1e9
 
 
 def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
@@ -47,8 +58,7 @@ def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) ->
         return _of(problem, wanted, names, decide)
     best = Best(problem)
     best.try_(lambda: decide(problem, names))
-    for power in range(1, MOST_DOUBLINGS + 1):
-        number = 1 << power
+    for number in counts():
         try:
             best.try_(lambda number=number: _of(problem, number, names, decide))
         except UsageError as error:
@@ -58,6 +68,47 @@ def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) ->
         if best.is_done(number):
             break
     return best.best()
+
+
+def better_cut_pieces(problem: Problem, best: Outcome | None, decide: Decide) -> Outcome | None:
+    """Return the best of an outcome and cuts in pieces; None if there is none.
+
+    Of as few pieces as fit: more take longer. Where the whole batch was tried, too, cuts are left
+    out that had room for it.
+
+    Args:
+        problem: What was planned, with as many pieces as its options say.
+        best: The best plan without such cuts; None if none fits.
+        decide: Runs algorithms on a problem, and returns the best outcome.
+    """
+    options, log, found = problem.options, problem.log, Best(problem, best)
+    tries_all, k = options.microbatches == "auto", problem.cluster.num_devices
+    names = [n for n in HOLDING_LESS if k > 1 and (not tries_all or n in log.without_room)]
+
+    def has_no_room(number: int, name: str) -> bool:
+        within = dataclasses.replace(problem, below=min(found.seconds, LONGEST_S))
+        try:
+            outcome = _of(within, number, (name,), decide)
+            log.keep(outcome, options.objective)
+            found.take(Best(problem, outcome))
+        except InfeasibleError as error:
+            return PEAK in error.details
+        except UsageError:  # too few samples, or no such cut
+            pass
+        return False
+
+    for number in counts() if options.microbatches == "auto" else (options.microbatches or 1,):
+        local_ops = len(problem.graph.ops) * k * number
+        most = AUTO_LOCAL_OPS if found.found is None else MANY_LOCAL_OPS
+        if not names or local_ops > most or seconds_left() <= 0:
+            break
+        names = [name for name in names if has_no_room(number, name)]
+    return None if found.found is None else found.best()
+
+
+def counts() -> Iterator[int]:
+    """Yield 2, 4, 8 and so on; an end is where the batch has fewer samples."""
+    return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
 
 
 def _of(problem: Problem, count: int, names: Sequence[str], decide: Decide) -> Outcome:

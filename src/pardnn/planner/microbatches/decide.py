@@ -15,7 +15,7 @@ from pardnn.plan.constraints import placing
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, SHARDED
 from pardnn.planner.constrained import obeyed
 from pardnn.planner.microbatches.best import Best, TooManyPiecesError
-from pardnn.planner.microbatches.cut_pieces import MOST_DOUBLINGS, NO_BATCH
+from pardnn.planner.microbatches.cut_pieces import NO_BATCH, counts
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.microbatches.owned import OWNERS, best_owned, in_rows
 from pardnn.planner.microbatches.staged import decide_staged
@@ -86,7 +86,7 @@ def _best(
     whole = _may_be_below(problem, names, rows)
     in_whole([name for name in whole if name not in SHARDED], FAR)
     with _until_no_batch():
-        for number in _counts():
+        for number in counts():
             below = min(found.seconds, staged.seconds)
             is_better = staged.try_(functools.partial(in_pieces, number, quick, below))
             count = number if is_better and staged.seconds < rows else count
@@ -126,7 +126,7 @@ def _others(found: Best, count: int, in_pieces: Callable[[int, float], Outcome])
         if number <= least and not is_better and not rest.had_too_many:
             break
         number //= 2
-    for number in _counts():  # more pieces take less memory
+    for number in counts():  # more pieces take less memory
         if found.found or rest.is_done(number // 2):
             break
         if number > 2 * least:
@@ -141,11 +141,6 @@ def _until_no_batch() -> Iterator[None]:
     except UsageError as error:
         if error.code != NO_BATCH:
             raise
-
-
-def _counts() -> Iterator[int]:
-    """Yield 2, 4, 8 and so on; an end is where the batch has fewer samples."""
-    return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
 
 
 def _in_pieces(

@@ -22,6 +22,7 @@ from pardnn.planner.sharded.complete import (
     measured,
     plan_of_sharding,
 )
+from pardnn.planner.sharded.memory import PEAK
 from pardnn.planner.sharded.shares import SLACKS, shared_shardings
 from pardnn.shard.recipes.accumulation import ACCUMULATING, accumulating
 from pardnn.shard.recipes.in_pieces import in_pieces
@@ -172,13 +173,15 @@ def fitting_plans(
             if found:
                 break
     if not found:
-        raise min(failures, key=lambda error: _exceeded(error) or math.inf)
+        nearest = min(failures, key=lambda error: _exceeded(error) or math.inf)
+        problem.log.without_room.update((algorithm,) if PEAK in nearest.details else ())
+        raise nearest
     return found
 
 
 def _exceeded(error: InfeasibleError) -> int | None:
     """Return the peak in bytes of a plan that does not fit; None if that is not the reason."""
-    return error.details.get("peak_bytes")
+    return error.details.get(PEAK)
 
 
 def _is_slow(error: InfeasibleError) -> bool:

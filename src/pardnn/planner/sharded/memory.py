@@ -23,6 +23,8 @@ from pardnn.sim.peak import live_bytes, one_device_peak
 
 #: Times its share of one device's peak that a device should need at most.
 ROOM = 1.15
+#: The detail of an error of a cut that tells the bytes of its fullest device.
+PEAK = "peak_bytes"
 
 
 def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
@@ -70,7 +72,7 @@ def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> No
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} "
                 f"holds {size} bytes at once, or more; usable are {usable}.",
-                details={"device": device, "peak_bytes": max(sizes), "usable_bytes": usable},
+                details={"device": device, PEAK: max(sizes), "usable_bytes": usable},
             )
 
 
@@ -116,7 +118,7 @@ def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
             "op": op.name,
             "source": op.source,
             "bytes": int(held[worst]),
-            "peak_bytes": int(held.max()),
+            PEAK: int(held.max()),
             "usable_bytes": usable[device],
         },
     )

@@ -20,6 +20,7 @@ from pardnn.cost.costs import Costs
 from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.mesh import PARTIAL
 from pardnn.shard.partition.call import call_of, fingerprint
 from pardnn.shard.partition.interning import intern_call
 from pardnn.shard.partition.mesh_strategies import MeshStrategies, mesh_strategy_of, owned_array
@@ -64,6 +65,8 @@ def sharding_seconds(
     graph: Graph, sharding: Sharding, cluster: Cluster, costs: Costs
 ) -> StepSeconds:
     """Return how long a step takes, by an estimate.
+
+    Sums that devices hold the terms of (`PARTIAL`) are added up for nothing.
 
     Args:
         graph: The graph.
@@ -128,21 +131,23 @@ def _moved(
         return seconds(name, traffic_of_fetch(regions, mine, same_boxes(mine)))
 
     def owned(name: str) -> np.ndarray:
-        found = owned_array(tensors[name].shape or (), sharding.layouts[name], sizes)
+        layout = tuple(None if dim == PARTIAL else dim for dim in sharding.layouts[name])
+        found = owned_array(tensors[name].shape or (), layout, sizes)
         assert found is not None, "legal shardings leave each device a part"
         return found
 
-    fetches = tuple(
-        (
-            names.index(name),
-            regions.tobytes(),
-            fetching(name, regions),
+    def reduced(name: str, flags: tuple[bool, ...]) -> tuple[bool, ...]:
+        return tuple(
+            flag and dim != PARTIAL for flag, dim in zip(flags, sharding.layouts[name], strict=True)
         )
+
+    fetches = tuple(
+        (names.index(name), regions.tobytes(), fetching(name, regions))
         for name, rows in needed(strategies, slots_of(call)).items()
         for regions in rows
     )
     results = sum(
-        seconds(name, traffic_of_result(result, flags, sizes, owned(name)))
+        seconds(name, traffic_of_result(result, reduced(name, flags), sizes, owned(name)))
         for name, result, flags in produced(op, strategies)
         if tensors[name].shape
     )
