@@ -173,12 +173,17 @@ def test_large_constants_and_hidden_parameters():
     def trainable(model, optimizer, x, y):
         return models.classify_step(model, optimizer, x + Hidden.parameter, y)
 
+    def as_array(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + float(Hidden.big.numpy()[0, 0]), y)
+
     class Hidden:
         pass
 
     Hidden.big, Hidden.parameter = big[0], hidden[0]
     assert "register_buffer" in refused(step).message
     assert "belongs to no model" in refused(trainable).message
+    Hidden.big = torch.zeros(2, 2)
+    assert "does not reach" in refused(as_array).message
 
 
 def test_numpy_in_the_batch():

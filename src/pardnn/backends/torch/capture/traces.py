@@ -20,6 +20,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
+from pardnn.backends.torch.capture.refusals.random_states import begin_elsewhere
 from pardnn.backends.torch.capture.refusals.tensor_questions import check_told_apart
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.rewrites.tables import tables_inserted, tables_of
@@ -116,6 +117,7 @@ class Traces:
         """
         start = walk_objects(self.step, self.args).contents
         self.number += 1
+        begin_elsewhere()
         questions = Questions(self.checks[chosen.is_first], trial=True)
         while True:
             error: BaseException = NoCheck()

@@ -235,7 +235,7 @@ class Guards:
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield path, gc.get_referents(value)[0]
-        elif (asked := asked_of(path, value)) is not None:
+        elif (asked := asked_of(path, value, self._used)) is not None:
             self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):
             self._attributes.add(f"{path}.get()", functools.partial(value.get, None))

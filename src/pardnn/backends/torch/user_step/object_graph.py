@@ -65,7 +65,9 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
-_UNSEEN = (set, random.Random, np.random.Generator, np.random.RandomState, Iterator)
+_UNSEEN = (
+    set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
+)  # fmt: skip
 _MAX_OBJECTS = 2_000_000
 #: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
 ARGUMENTS = "()"
