@@ -52,6 +52,8 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
@@ -86,7 +88,8 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with mode, tracer, traced[0], traced[1], python_calls(), _quiet_fakes():
+        threads = threads_refused(tracer.locator.line)
+        with threads, mode, tracer, traced[0], traced[1], python_calls(), _quiet_fakes():
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -160,8 +163,8 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    unseen, spaces, is_first = unseen_states(objects), namespaces(objects), chosen.is_first
-    classes, flags = class_attributes(objects), trainable_flags(trace)
+    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False))
+    is_first, flags = chosen.is_first, trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
         noted = schedules_noted(objects, tracer.locator, effects.stepped)
@@ -184,9 +187,7 @@ def run_noted(
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     if looks and not is_first:
         raise outside_look(*looks[0])
-    check_unseen(unseen)
-    check_namespaces(spaces)
-    check_class_attributes(classes, is_first=is_first)
+    before.check(is_first=is_first)
     effects.finish(objects, is_first=is_first)
     changed = changes(follow_replaced(trace, objects, walk_objects(step, args))).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
@@ -198,6 +199,21 @@ def run_noted(
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)
+
+
+class _Before:
+    """What is noted of a step's objects before it runs, beside what they hold."""
+
+    def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
+        self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
+        self._spaces, self._classes = namespaces(objects), class_attributes(objects)
+
+    def check(self, *, is_first: bool) -> None:
+        """Reject what the step has changed of it."""
+        check_unseen(self._unseen)
+        self._dropped.check()
+        check_namespaces(self._spaces)
+        check_class_attributes(self._classes, is_first=is_first)
 
 
 def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:

@@ -370,6 +370,10 @@ class Tracer(TorchDispatchMode):
         self.aliases.constant(tensor, result)
         return result
 
+    def constants(self) -> list[tuple[torch.Tensor, Value]]:
+        """Return the real tensors that the step uses and that are no sources."""
+        return [(tensor, self.aliases.value(fake)) for tensor, fake in self._constants.values()]
+
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """Return the fake of a real tensor that the step uses and that is no source."""
         key = (tensor.untyped_storage()._cdata, *geometry_of(tensor))
