@@ -143,7 +143,7 @@ def test_a_change_is_seen(made: Callable[[], Made]) -> None:
 
         def weigh(loss: torch.Tensor) -> torch.Tensor:
             found = read()
-            return loss * (found() if callable(found) else float(found))
+            return loss * (found() if callable(found) else float(found))  # type: ignore[operator]
 
         return weighed(weigh)
 

@@ -110,3 +110,12 @@ def test_one_to_the_module_that_holds_it_is_followed() -> None:
         return loss * owner().running_mean.sum()  # type: ignore[union-attr]
 
     assert assert_leaves_as_eager(lambda: weighed(weigh), 3, between=between) == 1
+
+
+def test_recurrent_layers_refer_to_their_weights_so() -> None:
+    layer = torch.nn.GRU(3, 3)
+
+    def weigh(loss: torch.Tensor) -> torch.Tensor:
+        return loss * layer(torch.ones(1, 3))[0].sum()
+
+    assert assert_leaves_as_eager(lambda: weighed(weigh), 2) == 1

@@ -61,6 +61,8 @@ def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
         kind = type(value)
         if isinstance(value, weakref.ref):
             found = weakref.ref.__call__(value)
+            if isinstance(found, torch.nn.Parameter):
+                continue  # recurrent layers have such; what is computed with one is refused
             if isinstance(found, torch.Tensor):
                 raise weak_tensor(tuple(found.shape))
             if found is not None:
