@@ -57,6 +57,7 @@ from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
+from pardnn.backends.torch.capture.rewrites.positions import Positions
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_tensor_names
@@ -244,6 +245,15 @@ def _run_asked(
         raise
 
 
+#: They call `float`, `open` or `x[i]` as the user's code does, which raise there.
+_PASSING_ON = frozenset(
+    each.__module__
+    for each in (
+        conversions_followed, python_calls, looks_noted, stand_ins_inserted, rewritten, Positions,
+    )
+)  # fmt: skip
+
+
 def _is_ours(error: BaseException) -> bool:
     """Whether this package raised, and not the user's code or torch below it."""
     trace = error.__traceback__
@@ -251,7 +261,7 @@ def _is_ours(error: BaseException) -> bool:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
     # A step that takes other arguments raises here, where it is called.
-    return name.partition(".")[0] == "pardnn" and name != __name__
+    return name.partition(".")[0] == "pardnn" and name not in {__name__, *_PASSING_ON}
 
 
 def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:

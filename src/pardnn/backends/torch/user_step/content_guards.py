@@ -200,6 +200,8 @@ def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable
         return f"the level of {path}", functools.partial(_level, value)
     if isinstance(value, torch.library.CustomOpDef):
         return f"the functions of {path}", functools.partial(traced_functions, value)
+    if isinstance(value, BaseException):
+        return f"{path}.args", functools.partial(getattr, value, "args")
     if isinstance(value, torch.Generator):  # a loader's moves at each call, and no step asks
         if "get_state" in used:
             return f"the state of {path}", functools.partial(generator_state, value)

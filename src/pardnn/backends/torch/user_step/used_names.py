@@ -197,10 +197,11 @@ class _Search:
                 self._follow(value)
             elif id(value) not in self._held:
                 self._held[id(value)] = value
-                if isinstance(value, dict):
-                    stack += value.values()
-                elif isinstance(value, list | tuple):
-                    stack += value
+                kind = type(value)
+                if issubclass(kind, dict):
+                    stack += dict.values(value)
+                elif issubclass(kind, list | tuple):
+                    stack += kind.__iter__(value)
                 else:
                     self.add_value(value)
                     stack += vars(value).values()
@@ -281,9 +282,11 @@ def _imported_names(code: types.CodeType) -> tuple[str, ...]:
 
 def _is_holder(value: Any) -> bool:
     """Whether a value of a class or module may lead to other code: a container, a user's object."""
-    if isinstance(value, dict | list | tuple):
+    kind = type(value)  # `isinstance` believes what stands for another object
+    if getattr(kind, "is_pardnn_recorder", False):
+        return False
+    if issubclass(kind, dict | list | tuple):
         return 0 < len(value) <= _MAX_ITEMS
-    kind = type(value)
     is_plain = issubclass(kind, _WITH_CODE) or kind.__module__ == "builtins"
     return not is_plain and not _is_of_library(kind) and hasattr(value, "__dict__")
 
