@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import os
 import random
 import re
 from pathlib import Path
@@ -325,7 +324,7 @@ RAISING = {
     "math": lambda x: math.sqrt(-1.0),
     "index": lambda x: x[len(x)],
     "open": lambda x: Path("/no/such/file").read_text(),
-    "list": lambda x: os.listdir("/no/such/folder"),
+    "list": lambda x: list(Path("/no/such/folder").iterdir()),
 }
 
 
