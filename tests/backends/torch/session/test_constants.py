@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import assert_leaves_as_eager, weighed
+from tests.backends.torch.stepping import assert_leaves_as_eager, on_ranks, telling, weighed
 
 
 def of_class(t: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -75,3 +75,18 @@ def test_a_step_that_writes_where_no_placeholder_can_be_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"\(.*test_constants.py:\d+\) that it") as caught:
         assert_leaves_as_eager(lambda: weighed(lambda loss: loss + add(1.0)), 3)
     assert caught.value.code == "E804"
+
+
+def test_on_several_ranks_it_is_refused_as_rank_0_alone_knows_the_tensor() -> None:
+    scale = torch.ones(())
+    times = scale.mul
+
+    def make() -> Any:
+        return telling(lambda loss, model: model[0].weight.grad.mul_(times(2.0)))
+
+    def written(_args: Any) -> Any:
+        return scale.add_(1.0).item()
+
+    for found in on_ranks(make, 2, state=written, steps=3, is_followed=True):
+        assert found.startswith("E509")
+        assert "a tensor of shape [] that the step computes with" in found

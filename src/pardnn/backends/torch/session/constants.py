@@ -2,7 +2,8 @@
 
 Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
 step computes with the real tensor, and the graph with its content. `t.mul_(0.9)` between two calls
-changes no object that the guards compare.
+changes no object that the guards compare. Rank 0 alone has traced the step and knows the tensor, so
+several ranks cannot capture anew together: it is refused there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from pardnn.backends.torch.capture.refusals.unsupported import at
 from pardnn.backends.torch.capture.trace_ir import Value
 from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.errors import MismatchError
 
 #: Of all constants of a graph, whose bytes are compared at each call, 1 us a KiB. Of the others
 #: the version is, which tells of all writes but those through `.data` and NumPy.
@@ -26,9 +28,13 @@ class Constants:
 
     Args:
         tensors: With their values in the trace.
+        is_alone: Whether there is one rank.
     """
 
-    def __init__(self, tensors: Iterable[tuple[torch.Tensor, Value]] = ()) -> None:
+    def __init__(
+        self, tensors: Iterable[tuple[torch.Tensor, Value]] = (), *, is_alone: bool = True
+    ) -> None:
+        self._is_alone = is_alone
         self._held: list[tuple[weakref.ref[torch.Tensor], int, bytes, str]] = []
         rest = _MAX_BYTES
         for tensor, value in tensors:
@@ -40,12 +46,25 @@ class Constants:
             self._held.append((weakref.ref(tensor), _version(tensor), content, name))
 
     def changes(self) -> Iterator[Change]:
-        """Yield those that hold something else."""
+        """Yield those that hold something else.
+
+        Raises:
+            MismatchError: E509, on several ranks.
+        """
         for ref, version, content, name in self._held:
             tensor = ref()
             if tensor is None:
                 continue
             same = _content(tensor) == content if content else _version(tensor) == version
+            if not (same or self._is_alone):
+                raise MismatchError(
+                    f"{name} was written since capture.\n"
+                    "Capture can put no other in its place (an attribute of a class or module, a\n"
+                    "set, a bound method), and has what it held as a constant.\n"
+                    "Keep it in an attribute of an object, in a list or a dictionary, or pass it\n"
+                    "as an argument: there it is read at each call.",
+                    code="E509",
+                )
             if not same:
                 yield Change(name, "what it was", "written")
 

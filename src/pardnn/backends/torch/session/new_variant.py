@@ -163,7 +163,7 @@ class Maker:
         text = told(changes) or "the values of the first call"
         return Variant(
             number, executor, binding, frozenset(shared.uncarried), shared.made, text,
-            Constants(shared.constants),
+            Constants(shared.constants, is_alone=world.size == 1),
         )  # fmt: skip
 
     @contextlib.contextmanager
