@@ -242,7 +242,7 @@ class _Session:
                     if not assignments.is_settled(trace, settled, again):
                         continue
                     irregular |= written_at_first(first, trace, initial)
-                    difference = first_difference(first, trace, irregular, numbers.after)
+                    difference = first_difference(first, trace, irregular, numbers)
                     if difference and assignments.unkeep(constants.values, settled):
                         constants = NOTHING_KEPT
                         continue

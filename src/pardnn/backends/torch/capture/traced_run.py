@@ -11,11 +11,13 @@ import contextvars
 import logging
 import random
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
@@ -90,7 +92,16 @@ def run_traced(
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
         threads = threads_refused(tracer.locator.line)
-        with threads, mode, tracer, traced[0], traced[1], python_calls(), _quiet_fakes():
+        with (
+            _uncompiled(),
+            threads,
+            mode,
+            tracer,
+            traced[0],
+            traced[1],
+            python_calls(),
+            _quiet_fakes(),
+        ):
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -121,6 +132,12 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Let functions of `torch.compile` run as they are written; whole ones raise under a trace."""
+    is_there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_there else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
