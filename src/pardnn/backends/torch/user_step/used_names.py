@@ -164,7 +164,8 @@ class _Search:
             for holder in [*self._classes, *self._modules.values()]:
                 for name, value in list(vars(holder).items()):
                     if name in self.found.names or self._runs(holder, name):
-                        self._follow(value)
+                        is_users = not (isinstance(holder, type) and _is_of_library(holder))
+                        self._follow(value, is_users=is_users)
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether what a class or module has under a name may run without being named."""
@@ -177,10 +178,11 @@ class _Search:
         found = self._functions, self._classes, self._modules, self._made
         return len(self.found.names), *map(len, found)
 
-    def _follow(self, value: Any) -> None:
+    def _follow(self, value: Any, *, is_users: bool = True) -> None:
+        """Follow what is named; into containers and objects where the user's code names it."""
         if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
             self.add_value(value)
-        elif _is_holder(value):
+        elif is_users and _is_holder(value):
             self._look_into(value)
         elif id(value) not in self._helpers and _is_users_helper(value):
             self._helpers[id(value)] = value
@@ -207,9 +209,9 @@ class _Search:
                     stack += vars(value).values()
 
     def _read(self, function: types.FunctionType) -> None:
-        for value in _held_by(function):
-            self._follow(value)
         is_users = not is_library_file(function.__code__.co_filename)
+        for value in _held_by(function):
+            self._follow(value, is_users=is_users)
         mentioned = set(_mentioned(function.__code__))
         self.found.names |= mentioned
         if is_users:
@@ -222,7 +224,7 @@ class _Search:
             return
         for name in mentioned:
             if name in function.__globals__:
-                self._follow(function.__globals__[name])
+                self._follow(function.__globals__[name], is_users=is_users)
 
 
 class _UsersSearch(_Search):
