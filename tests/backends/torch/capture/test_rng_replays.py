@@ -118,6 +118,65 @@ def test_numbers_that_nobody_can_tell_are_refused(forward):
     assert caught.value.code == "E801"
 
 
+READS = {
+    "sum": lambda: torch.get_rng_state().sum(),
+    "number": lambda: int(torch.random.get_rng_state()[24]),
+    "bytes": lambda: hash(torch.get_rng_state().clone().numpy().tobytes()) % 7,
+    "list": lambda: torch.get_rng_state().tolist()[24],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_state_is_no_data(read):
+    step, args = entry(lambda model, x: model[::2](x) * READS[read]())()
+    with pytest.raises(
+        UnsupportedError, match=r"reads the state of .* \(.*test_rng_replays"
+    ) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+
+
+def test_a_state_that_is_kept_is_none_either():
+    kept = []
+
+    def forward(model, x):
+        kept.append(torch.get_rng_state())
+        return model(x)
+
+    step, args = entry(forward)()
+    with pytest.raises(UnsupportedError, match=r"reads the state of .* \(.*test_rng_replays"):
+        capture(step, *args)
+
+
+def test_traces_begin_in_other_states():
+    def forward(model, x):
+        return model[::2](x) * torch.default_generator.get_state().sum()
+
+    step, args = entry(forward)()
+    with pytest.raises(UnsupportedError, match="not the same twice"):
+        capture(step, *args)
+
+
+def copied(model, x):
+    state = torch.get_rng_state().clone()
+    assert len(state) == state.numel() == 5056
+    once = model[1](model[0](x))
+    torch.set_rng_state(state)
+    return model[2:](once + model[1](model[0](x)))
+
+
+def test_a_copy_of_a_state_may_be_set():
+    assert_equal(entry(copied))
+
+
+@pytest.mark.parametrize("seed", [torch.seed, lambda: torch.manual_seed(4)])
+def test_a_step_that_seeds_and_draws_nothing_is_refused(seed):
+    step, args = entry(lambda model, x: model[::2](x + 0 * bool(seed())))()
+    with pytest.raises(UnsupportedError, match="elsewhere than its draws") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E801"
+
+
 def test_a_file_that_replays_what_nothing_draws_is_refused():
     ops = {op.name: op for op in executors.captured(NESTED).ops}
     op = next(op for op in ops.values() if "redraws" in (op.arguments or {}))

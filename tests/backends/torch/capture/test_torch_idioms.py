@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.capture.capture import capture
 from tests.backends.torch import models, stepping
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
@@ -168,3 +169,12 @@ def test_a_module_is_moved_to_where_it_is() -> None:
         return step, (model, optimizer, x, y), [model, optimizer]
 
     assert_leaves_as_eager(make)
+
+
+def test_a_function_that_is_to_be_compiled_whole_runs_as_it_is_written() -> None:
+    """Under a trace Dynamo compiles nothing, and would raise."""
+    plain = stepping.weighed(lambda x: x.sin() * 2)
+    whole = stepping.weighed(torch.compile(lambda x: x.sin() * 2, fullgraph=True, backend="eager"))
+    graphs = [capture(made[0], *made[1]) for made in (plain, whole)]
+    kinds = [[op.kind for op in graph.ops] for graph in graphs]
+    assert kinds[0] == kinds[1]

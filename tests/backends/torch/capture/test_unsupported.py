@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 
 from pardnn.backends.torch.capture import fake_cache
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.errors import UnsupportedError, UsageError
+from pardnn.errors import UnsupportedError, UsageError, UserCodeError
 from tests.backends.torch import models
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.models import small, train
@@ -173,12 +175,17 @@ def test_large_constants_and_hidden_parameters():
     def trainable(model, optimizer, x, y):
         return models.classify_step(model, optimizer, x + Hidden.parameter, y)
 
+    def as_array(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + float(Hidden.big.numpy()[0, 0]), y)
+
     class Hidden:
         pass
 
     Hidden.big, Hidden.parameter = big[0], hidden[0]
     assert "register_buffer" in refused(step).message
     assert "belongs to no model" in refused(trainable).message
+    Hidden.big = torch.zeros(2, 2)
+    assert "does not reach" in refused(as_array).message
 
 
 def test_numpy_in_the_batch():
@@ -308,3 +315,27 @@ def test_a_gradient_left_over_from_before_is_a_state_where_it_is_read():
         step, args = with_gradients(is_reset_first)
         gradients = [op for op in capture(step, *args).ops if op.name.endswith(".grad")]
         assert len(gradients) == (0 if is_reset_first else 2)
+
+
+RAISING = {
+    "float": lambda x: float("abc"),
+    "getattr": lambda x: x.no_such_name,
+    "getattr of a name": lambda x: getattr(x, "no_such_" + "name"),
+    "math": lambda x: math.sqrt(-1.0),
+    "index": lambda x: x[len(x)],
+    "open": lambda x: Path("/no/such/file").read_text(),
+    "list": lambda x: list(Path("/no/such/folder").iterdir()),
+}
+
+
+@pytest.mark.parametrize("kind", RAISING)
+def test_what_the_users_own_call_raises_is_told_as_that(kind: str) -> None:
+    def step(model, optimizer, x, y):
+        RAISING[kind](x)
+        return models.classify_step(model, optimizer, x, y)
+
+    _, args = small(ADAM)
+    with pytest.raises(UserCodeError, match="test_unsupported.py") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E110"
+    assert caught.value.__cause__ is not None

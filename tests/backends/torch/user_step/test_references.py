@@ -131,6 +131,17 @@ def test_an_event_and_the_level_of_a_logger_are_guarded() -> None:
     )
 
 
+def test_seed_and_state_of_a_generator_are_guarded() -> None:
+    generator = torch.Generator()
+    assert_follows(
+        lambda x: x * (1 + generator.initial_seed() % 5), lambda i: generator.manual_seed(i // 2)
+    )
+    assert_follows(
+        lambda x: x * (1 + float(generator.get_state()[24])),
+        lambda i: generator.manual_seed(5 + i // 2),
+    )
+
+
 def test_records_below_the_level_are_lost_and_those_above_are_told() -> None:
     class Kept(logging.Handler):
         def __init__(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.random_states import RandomState, state_as_data
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, geometry_of
 from pardnn.backends.torch.capture.view_overlap import last_write, slices
@@ -116,6 +117,8 @@ class AliasTracker:
             self.mark(tensor, value)
             return value
         constant = getattr(tensor, "constant", None)
+        if isinstance(tensor, RandomState):
+            raise state_as_data(tensor.made)
         if constant is None:
             raise unsupported.unknown_tensor(tuple(tensor.shape), self.locator.line())
         return self.constant(constant, tensor)

@@ -242,7 +242,7 @@ class _Session:
                     if not assignments.is_settled(trace, settled, again):
                         continue
                     irregular |= written_at_first(first, trace, initial)
-                    difference = first_difference(first, trace, irregular, numbers.after)
+                    difference = first_difference(first, trace, irregular, numbers)
                     if difference and assignments.unkeep(constants.values, settled):
                         constants = NOTHING_KEPT
                         continue
@@ -269,7 +269,8 @@ class _Session:
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
         self.traces.keep_cached()
-        return Captured(graph, tuple(left), {}, chosen.live, gradients_of_batch(trace))
+        constants, of_batch = trace.tracer.constants(), gradients_of_batch(trace)
+        return Captured(graph, tuple(left), {}, chosen.live, of_batch, constants)
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.
@@ -324,7 +325,7 @@ class _Session:
         note_orders(trace.effects.noted, trace.orders, {})
         states = created_states(trace, found, after, {source.name for source in live})
         graph = self._assembled(name, trace, None, chosen, {}, sharing, states)
-        return Captured(graph, tuple(left_gradients(found)))
+        return Captured(graph, tuple(left_gradients(found)), constants=trace.tracer.constants())
 
     def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors, Assignments]:
         """Trace the first step; return its trace, what the objects hold after it, what it made."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.random_states import left_reseeded
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.rng.generator import DATA_DEPENDENT, default_generator, read_state
 
@@ -69,8 +70,8 @@ class RngReplays:
             UnsupportedError: E801, if it leaves them elsewhere: the next step would begin there.
         """
         for stream in self._streams.values():
-            if stream.calls and stream.position() != len(stream.calls):
-                raise unsupported.reseeded(None)
+            if stream.position() != len(stream.calls):
+                raise left_reseeded()
 
 
 class _Stream:

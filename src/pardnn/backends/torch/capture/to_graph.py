@@ -35,6 +35,7 @@ class Captured(NamedTuple):
             time: `KeptTensors.origins`.
         live: Names of numbers of objects that change between calls, and the graph reads.
         unleft: Names of the batch's tensors that eager steps leave a gradient on.
+        constants: Real tensors that are constants of it, with their values.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Captured(NamedTuple):
     made_anew: Mapping[str, Any] = MappingProxyType({})
     live: frozenset[str] = frozenset()
     unleft: tuple[str, ...] = ()
+    constants: Sequence[tuple[torch.Tensor, Value]] = ()
 
 
 def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:

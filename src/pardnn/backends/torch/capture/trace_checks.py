@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.refusals.changed_state import counting_hook
+from pardnn.backends.torch.capture.refusals.changed_state import counting_hook, unreached_write
 from pardnn.backends.torch.capture.refusals.tensor_questions import given_tensor
 from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import (
@@ -20,6 +20,7 @@ from pardnn.backends.torch.capture.step_trace import (
     may_go_otherwise,
 )
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
+from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.parameter_guards import held_node
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
@@ -178,6 +179,19 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
             raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
         if touched:
             tainted.update(call.outputs)
+
+
+def check_constants(tracer: Tracer) -> None:
+    """Reject a step that writes to a real tensor which is no source and outlives the step.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for tensor, value in tracer.constants():
+        # Held by the tracer, the list, this loop and the call; what the step made is gone.
+        is_lasting = sys.getrefcount(tensor) > 4
+        if is_lasting and value.storage is not None and value.storage.writes:
+            raise unreached_write(tuple(tensor.shape), value.storage.writes[0].source)
 
 
 def check_same_numbers(one: StepTrace, other: StepTrace) -> None:

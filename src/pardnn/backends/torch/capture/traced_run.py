@@ -11,11 +11,13 @@ import contextvars
 import logging
 import random
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
@@ -52,9 +54,12 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
+from pardnn.backends.torch.capture.rewrites.positions import Positions
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_tensor_names
@@ -86,7 +91,17 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with mode, tracer, traced[0], traced[1], python_calls(), _quiet_fakes():
+        threads = threads_refused(tracer.locator.line)
+        with (
+            _uncompiled(),
+            threads,
+            mode,
+            tracer,
+            traced[0],
+            traced[1],
+            python_calls(),
+            _quiet_fakes(),
+        ):
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -117,6 +132,12 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Let functions of `torch.compile` run as they are written; whole ones raise under a trace."""
+    is_there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_there else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -160,8 +181,8 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    unseen, spaces, is_first = unseen_states(objects), namespaces(objects), chosen.is_first
-    classes, flags = class_attributes(objects), trainable_flags(trace)
+    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False))
+    is_first, flags = chosen.is_first, trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
         noted = schedules_noted(objects, tracer.locator, effects.stepped)
@@ -184,9 +205,7 @@ def run_noted(
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     if looks and not is_first:
         raise outside_look(*looks[0])
-    check_unseen(unseen)
-    check_namespaces(spaces)
-    check_class_attributes(classes, is_first=is_first)
+    before.check(is_first=is_first)
     effects.finish(objects, is_first=is_first)
     changed = changes(follow_replaced(trace, objects, walk_objects(step, args))).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
@@ -198,6 +217,21 @@ def run_noted(
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)
+
+
+class _Before:
+    """What is noted of a step's objects before it runs, beside what they hold."""
+
+    def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
+        self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
+        self._spaces, self._classes = namespaces(objects), class_attributes(objects)
+
+    def check(self, *, is_first: bool) -> None:
+        """Reject what the step has changed of it."""
+        check_unseen(self._unseen)
+        self._dropped.check()
+        check_namespaces(self._spaces)
+        check_class_attributes(self._classes, is_first=is_first)
 
 
 def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:
@@ -228,6 +262,15 @@ def _run_asked(
         raise
 
 
+#: They call `float`, `open` or `x[i]` as the user's code does, which raise there.
+_PASSING_ON = frozenset(
+    each.__module__
+    for each in (
+        conversions_followed, python_calls, looks_noted, stand_ins_inserted, rewritten, Positions,
+    )
+)  # fmt: skip
+
+
 def _is_ours(error: BaseException) -> bool:
     """Whether this package raised, and not the user's code or torch below it."""
     trace = error.__traceback__
@@ -235,7 +278,7 @@ def _is_ours(error: BaseException) -> bool:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
     # A step that takes other arguments raises here, where it is called.
-    return name.partition(".")[0] == "pardnn" and name != __name__
+    return name.partition(".")[0] == "pardnn" and name not in {__name__, *_PASSING_ON}
 
 
 def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:

@@ -45,6 +45,7 @@ from pardnn.backends.torch.ops.schema import (
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _DEVICE = torch.ops.prim.device.default
+_DETACH = torch.ops.aten.detach.default
 _NONZERO, _UNBIND = torch.ops.aten.nonzero.default, torch.ops.aten.unbind.int
 _SIZES = ("List[int]", "Optional[List[int]]")
 _PLACEHOLDER_NUMBERS = {float: 1.0, int: 1, bool: True}
@@ -286,6 +287,8 @@ class Tracer(TorchDispatchMode):
 
     def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
+            if func is _DETACH:  # of `numpy()`, which would go on to its data
+                raise unsupported.unknown_tensor(tuple(tensor.shape), self.locator.line())
             return self._literal(func, tensor)
         value = self.aliases.value(tensor)
         result = self._fake_cache.identity(func, tensor)
@@ -366,6 +369,10 @@ class Tracer(TorchDispatchMode):
         result = func(tensor)
         self.aliases.constant(tensor, result)
         return result
+
+    def constants(self) -> list[tuple[torch.Tensor, Value]]:
+        """Return the real tensors that the step uses and that are no sources."""
+        return [(tensor, self.aliases.value(fake)) for tensor, fake in self._constants.values()]
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """Return the fake of a real tensor that the step uses and that is no source."""

@@ -20,11 +20,13 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
+from pardnn.backends.torch.capture.refusals.random_states import begin_elsewhere
 from pardnn.backends.torch.capture.refusals.tensor_questions import check_told_apart
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.rewrites.tables import tables_inserted, tables_of
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.step_trace import StepTrace, symbols_inserted
+from pardnn.backends.torch.capture.trace_checks import check_constants
 from pardnn.backends.torch.capture.traced_run import run_noted
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.content_guards import clear_caches
@@ -116,12 +118,15 @@ class Traces:
         """
         start = walk_objects(self.step, self.args).contents
         self.number += 1
+        begin_elsewhere()
         questions = Questions(self.checks[chosen.is_first], trial=True)
         while True:
             error: BaseException = NoCheck()
             try:
                 trace = self._traced_once(chosen, questions, initial, constants, locate)
                 if not questions.is_trying:
+                    if locate:  # to name the line
+                        check_constants(trace.tracer)
                     self.checks[chosen.is_first] = questions.checks
                     return trace
             except (UserCodeError, UnsupportedError, NoCheck) as caught:

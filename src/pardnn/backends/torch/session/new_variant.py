@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from pardnn.backends.torch.capture.capture import capture_step
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_what_changed
 from pardnn.backends.torch.comm.handshake import check_world
@@ -35,6 +37,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
+from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
 from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
@@ -71,12 +74,14 @@ class Shared(NamedTuple):
         plan: For it.
         uncarried: See `Captured`.
         made: How long it took.
+        constants: See `Captured`; of rank 0, for itself.
     """
 
     graph: Graph
     plan: Plan
     uncarried: Sequence[str]
     made: Made
+    constants: Sequence[tuple[torch.Tensor, Any]] = ()
 
 
 class Maker:
@@ -156,7 +161,10 @@ class Maker:
                 memory_limits.choose_heap(*peaks, executor.limit_bytes)
         self._is_first = False
         text = told(changes) or "the values of the first call"
-        return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)
+        return Variant(
+            number, executor, binding, frozenset(shared.uncarried), shared.made, text,
+            Constants(shared.constants, is_alone=world.size == 1),
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def _waiting(self, changes: Sequence[Change]) -> Iterator[None]:
@@ -251,6 +259,7 @@ class Maker:
             own or plan_from_json(plan, "the plan of rank 0"),
             header["uncarried"],
             Made(*header["made"]),
+            () if shared is None else shared.constants,
         )
 
     def _captured(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
@@ -276,7 +285,7 @@ class Maker:
         known = self._executors.get(fingerprint(graph))
         if known is not None:
             return Shared(known.program.whole, known.program.plan, captured.uncarried,
-                          Made(middle - begin))  # fmt: skip
+                          Made(middle - begin), captured.constants)  # fmt: skip
         plan = self._plan if self._is_first else None
         if plan is None and self._decide is not None:
             found, near = sources(self._step, args, graph), self._state.near
@@ -290,7 +299,7 @@ class Maker:
         if self._prove is not None and self._is_first and plan is self._plan:
             self._prove(graph, plan)
         made = Made(middle - begin, time.perf_counter() - middle)
-        return Shared(graph, plan, captured.uncarried, made)
+        return Shared(graph, plan, captured.uncarried, made, captured.constants)
 
 
 def _changed_numbers(

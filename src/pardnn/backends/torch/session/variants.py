@@ -13,7 +13,7 @@ in turn, the shapes of the batch first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch
+from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData
@@ -50,6 +51,7 @@ class Variant:
         uncarried: Names of the tensors that it leaves otherwise than eager calls would.
         made: How long capture and planning took.
         holds_for: What had changed when it was captured, for people.
+        constants: Real tensors that its graph holds for.
     """
 
     number: int
@@ -58,6 +60,12 @@ class Variant:
     uncarried: frozenset[str]
     made: Made
     holds_for: str
+    constants: Constants = field(default_factory=Constants)
+
+    def changes(self, batch: Batch) -> Iterator[Change]:
+        """Yield what differs from what it holds for."""
+        yield from self.binding.changes(batch)
+        yield from self.constants.changes()
 
     def finished(self) -> Any:
         """Tell what the step that has run prints, logs and checks; return what it returned."""
@@ -178,12 +186,12 @@ class Variants:
         return inputs
 
     def _choose(self, batch: Batch) -> Variant:
-        changes = [*self.replaced, *self.current.binding.changes(batch)]
+        changes = [*self.replaced, *self.current.changes(batch)]
         if not changes:
             return self.current
         self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
-            if variant is not self.current and next(variant.binding.changes(batch), None) is None:
+            if variant is not self.current and next(variant.changes(batch), None) is None:
                 self.enter(variant)
                 return variant
         variant = self._add(batch.values, changes)
@@ -200,8 +208,8 @@ class Variants:
         """
         self._check_opened("other shapes are to be captured before it")
         batch = self.current.binding.read(values)
-        if all(next(each.binding.changes(batch), None) is not None for each in self._known):
-            self._add(values, list(self.current.binding.changes(batch))).binding.watch()
+        if all(next(each.changes(batch), None) is not None for each in self._known):
+            self._add(values, list(self.current.changes(batch))).binding.watch()
 
     def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
         """Capture and plan anew; the variants so far stay usable if that fails."""

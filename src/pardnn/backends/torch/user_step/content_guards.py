@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import decimal
 import functools
+import hashlib
 import inspect
 import locale
 import logging
@@ -14,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
@@ -182,8 +184,14 @@ def content_of(value: Any) -> Any:
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
 
 
-def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
-    """Return what a step may ask of an object that shows no attributes; None of any other."""
+def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable[[], Any]] | None:
+    """Return what a step may ask of an object that shows no attributes; None of any other.
+
+    Args:
+        path: Dotted path to it.
+        value: Any object.
+        used: Names that the user's code mentions.
+    """
     if isinstance(value, weakref.ref):
         return f"{path}()", functools.partial(weakref.ref.__call__, value)
     if _is_users_cache(value):
@@ -192,7 +200,19 @@ def asked_of(path: str, value: Any) -> tuple[str, Callable[[], Any]] | None:
         return f"the level of {path}", functools.partial(_level, value)
     if isinstance(value, torch.library.CustomOpDef):
         return f"the functions of {path}", functools.partial(traced_functions, value)
+    if isinstance(value, BaseException):
+        return f"{path}.args", functools.partial(getattr, value, "args")
+    if isinstance(value, torch.Generator):  # a loader's moves at each call, and no step asks
+        if "get_state" in used:
+            return f"the state of {path}", functools.partial(generator_state, value)
+        return (f"{path}.initial_seed()", value.initial_seed) if "initial_seed" in used else None
     return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
+
+
+def generator_state(generator: torch.Generator) -> str:
+    """Return a hash of the state of a random generator; also while a step is traced."""
+    with _disable_current_modes():
+        return hashlib.blake2b(generator.get_state().numpy(), digest_size=8).hexdigest()
 
 
 class Clearings:

@@ -47,6 +47,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     ItemGuard,
     Snapshot,
     items_by_key,
+    may_hold,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import (
@@ -204,7 +205,7 @@ class Guards:
                 stack += self._of_tensor(path, value)
             elif isinstance(value, tuple):
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
-            elif not isinstance(value, VALUES) and id(value) not in self._seen:
+            elif may_hold(value) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._classes.add(path, value)
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
@@ -235,7 +236,7 @@ class Guards:
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield path, gc.get_referents(value)[0]
-        elif (asked := asked_of(path, value)) is not None:
+        elif (asked := asked_of(path, value, self._used)) is not None:
             self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):
             self._attributes.add(f"{path}.get()", functools.partial(value.get, None))

@@ -191,6 +191,11 @@ def differ(now: Any, then: Any) -> bool:
     return now is not then
 
 
+def may_hold(value: Any) -> bool:
+    """Whether a value may hold others; members of an enumeration may, beside being compared."""
+    return not isinstance(value, VALUES) or isinstance(value, enum.Enum)
+
+
 class AttributeGuards:
     """Guards on closure cells, slots and attributes, which no container holds."""
 

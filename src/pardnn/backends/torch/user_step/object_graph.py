@@ -65,7 +65,9 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: What changes in place and has no items by key.
-_UNSEEN = (set, random.Random, np.random.Generator, np.random.RandomState, Iterator)
+_UNSEEN = (
+    set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
+)  # fmt: skip
 _MAX_OBJECTS = 2_000_000
 #: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
 ARGUMENTS = "()"
@@ -118,6 +120,7 @@ class ObjectGraph:
         contents: What each container and object held: (name, holder, copy).
         seen: Objects by id, held so that no id is used twice.
         arguments: Name and index of each argument.
+        is_weak: Whether weak references lead on.
     """
 
     tensors: list[Entry] = field(default_factory=list)
@@ -129,16 +132,18 @@ class ObjectGraph:
     contents: list[tuple[str, Any, Any]] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)
     arguments: list[tuple[str, int]] = field(default_factory=list)
+    is_weak: bool = True
 
 
-def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
+def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = True) -> ObjectGraph:
     """Return the object graph of `step(*args)`, arguments first.
 
     Args:
         step: A function, method, partial or callable object.
         args: A list that the caller owns, so that its items can be set.
+        is_weak: Whether weak references lead on.
     """
-    objects = ObjectGraph()
+    objects = ObjectGraph(is_weak=is_weak)
     objects.contents.append((ARGUMENTS, args, list(args)))
     for i, name in enumerate(argument_names(step, len(args))):
         objects.arguments.append((name, i))
@@ -206,6 +211,8 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
     while stack:
         entry = stack.pop()
         value = behind_proxy(entry.value)
+        if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
+            continue
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)

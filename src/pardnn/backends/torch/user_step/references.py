@@ -42,6 +42,8 @@ _OPEN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _OWN = frozenset({"aten", "prims", "prim", "torchvision", "quantized", "inductor", "higher_order"})
 #: What was registered for each op when its functions were looked for last.
 _told: dict[tuple[str, str], tuple[Any, ...]] = {}
+#: Of `functools.cmp_to_key`, an object of C's.
+_KEYS = type(functools.cmp_to_key(min))
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
@@ -79,6 +81,9 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, functools._lru_cache_wrapper):
         yield "__wrapped__", value.__wrapped__
+        return
+    if type(value) is _KEYS:
+        yield from (("cmp_to_key", each) for each in gc.get_referents(value))
         return
     if isinstance(value, torch.library.CustomOpDef):
         yield from ((key, own) for key in _TRACED if (own := getattr(value, key)) is not None)

@@ -33,11 +33,13 @@ from pardnn.backends.torch.user_step.code_names import codes_of, is_library_file
 
 #: Methods that run without being named.
 _IMPLICIT = frozenset({"forward"})
+#: Methods that run where an object is made, of a class that the code can reach as a value.
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 #: Special methods that no training step runs.
-_NEVER_RUN = frozenset({
-    "__init__", "__new__", "__repr__", "__str__", "__del__", "__reduce__", "__getstate__",
-    "__setstate__", "__init_subclass__", "__dir__", "__post_init__",
-})  # fmt: skip
+_NEVER_RUN = _MAKING | {
+    "__repr__", "__str__", "__del__", "__reduce__", "__getstate__", "__setstate__",
+    "__init_subclass__", "__dir__",
+}  # fmt: skip
 #: Their methods read what the graph records by other means.
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
@@ -45,10 +47,16 @@ _CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typin
 _COMPUTED_NAMES = frozenset({
     "getattr", "vars", "dir", "getmembers", "__dict__", "locals", "globals", "attrgetter",
 })  # fmt: skip
+_OF_FUNCTIONS = (
+    functools.cached_property, functools.partial, functools.partialmethod,
+    functools.singledispatchmethod,
+)  # fmt: skip
+#: Longer containers are data.
+_MAX_ITEMS = 10_000
 #: What has code of its own, beside that of its class.
 _WITH_CODE = (
     types.FunctionType, types.MethodType, types.ModuleType, type, staticmethod, classmethod,
-    property, functools.cached_property, functools.partial,
+    property, functools.cached_property, functools.partial, functools.partialmethod,
 )  # fmt: skip
 
 
@@ -117,6 +125,8 @@ class _Search:
         self._classes: dict[type, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
         self._helpers: dict[int, Any] = {}  # decorators and descriptors
+        self._made: set[type] = set()  # the user's classes that are values, and their bases
+        self._held: dict[int, Any] = {}  # what classes and modules hold
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
@@ -127,6 +137,7 @@ class _Search:
                 self._waiting.append(function)
         elif isinstance(value, type):
             self._add_class(value)
+            self._made.update(each for each in value.__mro__ if not _is_of_library(each))
         elif isinstance(value, types.ModuleType):
             if not is_library_module(value):
                 self._modules[id(value)] = value
@@ -153,28 +164,54 @@ class _Search:
             for holder in [*self._classes, *self._modules.values()]:
                 for name, value in list(vars(holder).items()):
                     if name in self.found.names or self._runs(holder, name):
-                        self._follow(value)
+                        is_users = not (isinstance(holder, type) and _is_of_library(holder))
+                        self._follow(value, is_users=is_users)
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether what a class or module has under a name may run without being named."""
-        return isinstance(holder, type) and runs_unnamed(name)
+        return isinstance(holder, type) and (runs_unnamed(name) or self._makes(holder, name))
 
-    def _size(self) -> tuple[int, int, int]:
-        return len(self.found.names), len(self._functions), len(self._classes) + len(self._modules)
+    def _makes(self, holder: type, name: str) -> bool:
+        return name in _MAKING and holder in self._made
 
-    def _follow(self, value: Any) -> None:
+    def _size(self) -> tuple[int, ...]:
+        found = self._functions, self._classes, self._modules, self._made
+        return len(self.found.names), *map(len, found)
+
+    def _follow(self, value: Any, *, is_users: bool = True) -> None:
+        """Follow what is named; into containers and objects where the user's code names it."""
         if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
             self.add_value(value)
+        elif is_users and _is_holder(value):
+            self._look_into(value)
         elif id(value) not in self._helpers and _is_users_helper(value):
             self._helpers[id(value)] = value
             self._add_class(type(value))
             for item in getattr(value, "__dict__", {}).values():
                 self._follow(item)
 
+    def _look_into(self, start: Any) -> None:
+        """Follow what an object or container holds that a class or module has as a value."""
+        stack = [start]
+        while stack:
+            value = stack.pop()
+            if not _is_holder(value):
+                self._follow(value)
+            elif id(value) not in self._held:
+                self._held[id(value)] = value
+                kind = type(value)
+                if issubclass(kind, dict):
+                    stack += dict.values(value)
+                elif issubclass(kind, list | tuple):
+                    stack += kind.__iter__(value)
+                else:
+                    self.add_value(value)
+                    stack += vars(value).values()
+
     def _read(self, function: types.FunctionType) -> None:
-        for value in _held_by(function):
-            self._follow(value)
         is_users = not is_library_file(function.__code__.co_filename)
+        for value in _held_by(function):
+            self._follow(value, is_users=is_users)
         mentioned = set(_mentioned(function.__code__))
         self.found.names |= mentioned
         if is_users:
@@ -187,7 +224,7 @@ class _Search:
             return
         for name in mentioned:
             if name in function.__globals__:
-                self._follow(function.__globals__[name])
+                self._follow(function.__globals__[name], is_users=is_users)
 
 
 class _UsersSearch(_Search):
@@ -210,7 +247,7 @@ class _UsersSearch(_Search):
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         if not isinstance(holder, type) or name in _NEVER_RUN:
-            return False
+            return isinstance(holder, type) and self._makes(holder, name)
         bases = (base for base in holder.__mro__ if _is_of_library(base) and base not in _BASES)
         return (
             self.found.is_open or runs_unnamed(name) or any(hasattr(base, name) for base in bases)
@@ -243,6 +280,17 @@ def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.
 def _imported_names(code: types.CodeType) -> tuple[str, ...]:
     found = (at for each in codes_of(code) for at in dis.get_instructions(each))
     return tuple(dict.fromkeys(at.argval for at in found if at.opname == "IMPORT_NAME"))
+
+
+def _is_holder(value: Any) -> bool:
+    """Whether a value of a class or module may lead to other code: a container, a user's object."""
+    kind = type(value)  # `isinstance` believes what stands for another object
+    if getattr(kind, "is_pardnn_recorder", False):
+        return False
+    if issubclass(kind, dict | list | tuple):
+        return 0 < len(value) <= _MAX_ITEMS
+    is_plain = issubclass(kind, _WITH_CODE) or kind.__module__ == "builtins"
+    return not is_plain and not _is_of_library(kind) and hasattr(value, "__dict__")
 
 
 def _is_users_helper(value: Any) -> bool:
@@ -287,7 +335,7 @@ def _function_of(value: Any) -> types.FunctionType | None:
             value = value.__func__
         elif isinstance(value, property):
             value = value.fget
-        elif isinstance(value, functools.cached_property | functools.partial):
+        elif isinstance(value, _OF_FUNCTIONS):
             value = value.func
         elif not isinstance(value, type) and hasattr(type(value), "__wrapped__"):
             value = value.__wrapped__

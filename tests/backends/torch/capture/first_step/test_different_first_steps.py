@@ -247,3 +247,46 @@ def test_equal_numbers_stand_for_equal_tensors(seed: int, size: int) -> None:
     for tensor, real in zip(traced, run(x.clone()), strict=True):
         assert torch.equal(by_number.setdefault(numbered.of(tensor), real), real)
     assert len(by_number) > 1
+
+
+class Flagged(torch.optim.Optimizer):
+    """Notes in its state that a buffer of zeros is there, by a value that stays as it is."""
+
+    def __init__(self, parameters: Any, flag: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.flag = flag
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "flag" not in state:
+                    state["flag"], state["sum"] = self.flag, torch.zeros_like(p)
+                state["sum"].mul_(0.9).add_(p.grad)
+                p.sub_(state["sum"], alpha=group["lr"])
+
+
+@pytest.mark.parametrize("flag", [True, False, 3, 0.5])
+def test_a_number_that_the_first_step_alone_leaves_is_there_for_later_captures(flag: Any) -> None:
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = Flagged(model.parameters(), flag)
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        def held() -> Any:
+            return [model, [dict(sorted(each.items())) for each in optimizer.state.values()]]
+
+        return step, (model, optimizer, x, y), held
+
+    def shorter(i: int) -> dict[int, Any]:
+        _, x, y = small()
+        return {2: x[: 4 - i // 2], 3: y[: 4 - i // 2]}
+
+    assert assert_leaves_as_eager(make, 3, given=shorter) == 3

@@ -199,15 +199,23 @@ def test_a_file_that_only_lies_there_is_no_obstacle(tmp_path: Path) -> None:
 def test_other_threads_open_files_while_a_step_is_captured(tmp_path: Path) -> None:
     """The thread that looks for failed ranks ended by it, and no rank was told to stop any more."""
 
-    def step(at, loss, i):
-        path = tmp_path / "of-another-thread"
-        thread = threading.Thread(target=lambda: path.write_text("x"))
-        thread.start()
-        thread.join()
+    begin, end = threading.Event(), threading.Event()
 
+    def work():
+        begin.wait()
+        (tmp_path / "of-another-thread").write_text("x")
+        end.set()
+
+    def step(at, loss, i):
+        begin.set()
+        end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
     make, _ = written(step)
     called, args = make()
     capture(called, *args)
+    thread.join()
     assert (tmp_path / "of-another-thread").exists()
 
 

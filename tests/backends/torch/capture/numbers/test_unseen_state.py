@@ -54,6 +54,11 @@ def test_what_goes_on_from_step_to_step_is_refused(kind: str) -> None:
     assert "as an argument" in message
 
 
+def test_a_generator_of_the_users_is_not_seeded() -> None:
+    generator = torch.Generator().manual_seed(1)
+    assert "takes from 'source', a Generator" in refused(generator, lambda g: g.manual_seed(7))
+
+
 @pytest.mark.parametrize("kind", CHANGED)
 def test_what_is_changed_in_place_is_refused(kind: str) -> None:
     assert "changes Python state: source" in refused(*CHANGED[kind])

@@ -22,6 +22,7 @@ from pardnn.backends.torch.capture.assigned.contents import Leaf
 from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
 from pardnn.backends.torch.capture.numbers.effects import told_numbers
 from pardnn.backends.torch.capture.numbers.failing_way import of_a_check
+from pardnn.backends.torch.capture.numbers.first_numbers import Numbers
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
     takes_another_way,
@@ -51,7 +52,7 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
 
 
 def first_difference(
-    first: StepTrace, trace: StepTrace, irregular: Collection[str], after: Mapping[str, Any]
+    first: StepTrace, trace: StepTrace, irregular: Collection[str], numbers: Numbers
 ) -> UnsupportedError | None:
     """Return E806 where the first step cannot be run as the later ones; None where it can.
 
@@ -61,8 +62,10 @@ def first_difference(
         first: Trace of the first step.
         trace: Of the step that repeats, from the first values.
         irregular: Names of states without a first value; another error is for those.
-        after: Numbers that objects hold after the first step, by name.
+        numbers: That objects hold before and after the first step.
     """
+    if _left_once(first, trace, numbers):
+        return takes_another_way(None)
     numbering = Numbering()
     starts = {
         name: (value.call.arguments or {})["initial"]
@@ -82,7 +85,7 @@ def first_difference(
     mine |= {f"tensor {n}": one.of_value(v) for n, v in first.left.items() if f"tensor {n}" in its}
     for name in _counted(first, trace):
         then, now = first.changed.get(name), trace.changed.get(name)
-        mine[f"number {name}"] = one.of(then.now) if then else after.get(name)
+        mine[f"number {name}"] = one.of(then.now) if then else numbers.after.get(name)
         its[f"number {name}"] = other.of(now.now) if now else None
     for name in first.assigned.keys() & trace.assigned.keys():
         contents = first.assigned[name].content, trace.assigned[name].content
@@ -90,6 +93,16 @@ def first_difference(
         its[f"left {name}"] = _with_leaves(contents[1], other)
     changed = [name for name in (*its, *mine) if its.get(name) != mine.get(name)]
     return takes_another_way(_differing(one, other)) if changed else None
+
+
+def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:
+    """Return the numbers that the first step alone leaves in new places: a flag, a constant.
+
+    No graph of the steps that repeat would leave them, and one that is captured later, for another
+    shape of the batch, say, would begin as the first did.
+    """
+    made = numbers.after.keys() - numbers.before.keys()
+    return made - trace.changed.keys() - first.assigned.keys() - trace.assigned.keys()
 
 
 def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:

@@ -23,7 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
-from pardnn.backends.torch.user_step.content_guards import content_of, has_content
+from pardnn.backends.torch.user_step.content_guards import (
+    content_of,
+    generator_state,
+    has_content,
+)
 from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
 
 #: Larger arrays, and more of them, are data sets, which no step writes, bytes.
@@ -102,6 +106,8 @@ def _state(value: Any) -> Any:
         return content_of(value)
     if isinstance(value, random.Random):
         return value.getstate()
+    if isinstance(value, torch.Generator):
+        return generator_state(value)
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):

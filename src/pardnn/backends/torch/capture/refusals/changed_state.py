@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
+from pardnn.backends.torch.capture.refusals.unsupported import at, error_at, text_of_a_number
 from pardnn.errors import UnsupportedError, printable, shown
+
+#: In the text that stands for a number's: `numbers.texts`.
+_MARK = "\ue000"
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -130,6 +133,23 @@ def read_again(name: str, where: str | None) -> UnsupportedError:
     )
 
 
+def unreached_write(shape: Sequence[int], where: str | None) -> UnsupportedError:
+    """Return E804: a step that writes to a tensor where no placeholder can be put.
+
+    Args:
+        shape: Of the tensor.
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    return error_at(
+        where,
+        f"the step writes to a tensor of shape {list(shape)}{at(where)} that it\n"
+        "reaches where capture can put no other (an attribute of a class, a set, a bound method\n"
+        "such as f = t.mul): the write would be lost.\n"
+        "Keep it in an attribute of an object, a list or a dictionary: state.total.add_(loss).",
+        "E804",
+    )
+
+
 def context_variable(name: str) -> UnsupportedError:
     """Return E804: a step that leaves another value in a context variable.
 
@@ -170,6 +190,8 @@ def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
         raised: The user's exception, of a trace after the first.
         where: "file.py:line" of the user's code that raised; None if unknown.
     """
+    if any(_MARK in str(each) for each in (raised, *raised.args)):  # a key that is not there
+        return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
     return error_at(
         where,

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.random_states import states_refused
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import (
     is_library_file,
@@ -39,7 +40,7 @@ _FUNCTIONS = ("is_conj", "is_inference", "is_neg")
 
 @contextlib.contextmanager
 def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Refuse what the user's code asks of the sources of a trace while the context is open.
+    """Refuse what the user's code asks of the sources of a trace, and of random states.
 
     Args:
         tracer: Of the step.
@@ -47,6 +48,7 @@ def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType])
     """
     named = {name for each in functions for name in names_in(each.__code__)}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(states_refused(tracer.locator.line, functions))
         for name in named.intersection(_METHODS):
             new = _asked(tracer, name, getattr(torch.Tensor, name))
             stack.enter_context(mock.patch.object(FakeTensor, name, new, create=True))

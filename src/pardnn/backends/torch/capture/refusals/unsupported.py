@@ -260,9 +260,9 @@ def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
     """Return E801: a tensor whose origin the trace does not know."""
     return error_at(
         where,
-        f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step\n"
-        f"{at(where).strip()} in a place that capture does not reach.\n"
-        "Keep it in a module's buffer or attribute.",
+        f"the step uses a tensor of shape {list(shape)}{at(where)}, which it\n"
+        "keeps from an earlier step in a place that capture does not reach, or which is made past\n"
+        "torch's ops. Keep it in a module's buffer or attribute, or pass it as an argument.",
     )
 
 

@@ -1,0 +1,128 @@
+"""Objects that a step drops, where something would tell: a weak reference, a finalizer, `__del__`.
+
+Problem: in an eager step the last reference goes, and `ref()` is None from then on. Capture holds
+what the step held, to put it back, and so do guards: the object lives on.
+
+Idea: what such objects are there is noted before a trace. A step after which one of them is no
+longer to be reached, but weakly, is refused. A weak reference to a tensor is refused where it is
+found: it leads past the placeholder.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.refusals.unsupported import error_at
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_users_code, names_in
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.errors import UnsupportedError, shown
+
+
+class Dropped:
+    """The objects of a step whose end would show.
+
+    Args:
+        objects: What the step reaches, before it runs.
+        walk: Returns what it reaches now; with False, weak references left out.
+
+    Raises:
+        UnsupportedError: E804, of a weak reference to a tensor.
+    """
+
+    def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
+        self._walk, self._watched = walk, dict(_watched(objects))
+        if self._watched:
+            held = walk().seen
+            self._watched = {key: told for key, told in self._watched.items() if key in held}
+
+    def check(self) -> None:
+        """Reject a step that has dropped one of them.
+
+        Raises:
+            UnsupportedError: E804.
+        """
+        held = self._walk().seen if self._watched else {}
+        for key, told in self._watched.items():
+            if key not in held:
+                raise dropped_object(*told)
+
+
+def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield the ids of objects, with their kinds and what tells of their end."""
+    seen = objects.seen.values()
+    may_ask = any(isinstance(x, types.FunctionType) and _names_weak(x) for x in seen)
+    for value in seen:
+        kind = type(value)
+        if isinstance(value, weakref.ref):
+            found = weakref.ref.__call__(value)
+            if isinstance(found, torch.nn.Parameter):
+                continue  # recurrent layers have such; what is computed with one is refused
+            if isinstance(found, torch.Tensor):
+                raise weak_tensor(tuple(found.shape))
+            if found is not None:
+                yield id(found), (type(found).__name__, "a weak reference")
+        elif _is_users(inspect.getattr_static(kind, "__del__", None)):
+            yield id(value), (kind.__name__, "__del__")
+        elif may_ask and kind.__weakrefoffset__ and is_users_code(kind):
+            yield id(value), (kind.__name__, "a weak reference")
+    for told in list(weakref.finalize._registry.values()):  # type: ignore[attr-defined]
+        found = told.weakref()
+        if _is_users(told.func) or any(map(objects.seen.__contains__, map(id, _of(told.func)))):
+            yield id(found), (type(found).__name__, "weakref.finalize")
+
+
+def _names_weak(function: types.FunctionType) -> bool:
+    """Whether code makes weak references, by the module of that name or a name imported from it."""
+    if is_library_file(function.__code__.co_filename):
+        return False
+    named = (function.__globals__.get(key) for key in names_in(function.__code__))
+    return any(each is weakref or getattr(each, "__module__", "") == "weakref" for each in named)
+
+
+def _of(function: Any) -> list[Any]:
+    """Return what a method is bound to."""
+    return [own] if (own := getattr(function, "__self__", None)) is not None else []
+
+
+def _is_users(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and not is_library_file(code.co_filename)
+
+
+def dropped_object(kind: str, told: str) -> UnsupportedError:
+    """Return E804: a step that drops an object whose end shows.
+
+    Args:
+        kind: Name of its class.
+        told: What tells of it.
+    """
+    return error_at(
+        None,
+        f"the step drops an object of class {shown(kind)}, whose end would be told by {told}:\n"
+        "captured steps put in its place what the first one has left, and it lives on.\n"
+        "Drop it between two calls, before `parallelize`, or hold what the step asks in an\n"
+        "attribute (state.is_there = False).",
+        "E804",
+    )
+
+
+def weak_tensor(shape: tuple[int, ...]) -> UnsupportedError:
+    """Return E804: a weak reference to a tensor.
+
+    Args:
+        shape: Of the tensor.
+    """
+    return error_at(
+        None,
+        f"the step reaches a weak reference to a tensor of shape {list(shape)}, through which\n"
+        "capture cannot put another one in its place.\n"
+        "Refer to the module or object that holds it: owner = weakref.ref(module), and in the\n"
+        "step owner().weight.",
+        "E804",
+    )

@@ -1,0 +1,135 @@
+"""Random states that the user's code takes for data: no graph knows them.
+
+Problem: `torch.get_rng_state().sum()` is a constant of a trace, while each call of the step begins
+in another state. The same states also lead back (`torch.set_rng_state`), which is followed.
+
+Idea: the user's code gets a state of a class of its own, which is set as any other and refuses to
+be read. What code reads in another way, as of `torch.default_generator`, differs between two
+traces: each begins in another state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
+from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
+from pardnn.backends.torch.user_step.code_names import is_library_file
+from pardnn.errors import UnsupportedError
+
+_STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"),
+           (torch.cuda, "get_rng_state"))  # fmt: skip
+#: Of a state they make one that is the same.
+_COPIES = frozenset({"clone", "detach", "cpu", "contiguous", "__deepcopy__"})
+#: Ask for what every state is.
+_KINDS = frozenset({"__get__", "size", "dim", "numel", "type", "__len__", "is_contiguous"})
+
+
+class RandomState(torch.Tensor):
+    """A state of a random generator, which can be set and copied.
+
+    Attributes:
+        where: Returns the user's line that runs.
+        made: The line that has asked for it.
+    """
+
+    where: Callable[[], str | None]
+    made: str | None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return a copy, or what all states share.
+
+        Raises:
+            UnsupportedError: E804, as anything else reads it.
+        """
+        state = next(each for each in args if isinstance(each, RandomState))
+        if func.__name__ in _COPIES:
+            return state
+        if func.__name__ in _KINDS:
+            with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+                return func(*args, **(kwargs or {}))
+        raise state_as_data(state.where())
+
+
+@contextlib.contextmanager
+def states_refused(
+    where: Callable[[], str | None], functions: Collection[types.FunctionType]
+) -> Iterator[None]:
+    """Refuse random states as data while the context is open.
+
+    Args:
+        where: Returns the user's line that runs.
+        functions: The user's, which may have imported what returns a state by its name.
+    """
+    with contextlib.ExitStack() as stack:
+        others = {}
+        for owner, name in _STATES:
+            real = getattr(owner, name)
+            others[id(real)] = others.get(id(real)) or _returning_states(real, where)
+            stack.enter_context(mock.patch.object(owner, name, others[id(real)]))
+        replace_globals(stack, functions, others)
+        yield
+
+
+def _returning_states(
+    real: Callable[..., torch.Tensor], where: Callable[[], str | None]
+) -> Callable[..., torch.Tensor]:
+    def state_of(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = real(*args, **kwargs)
+        if is_library_file(sys._getframe(1).f_code.co_filename):
+            return found
+        with _disable_current_modes():
+            state = found.as_subclass(RandomState)
+        state.where, state.made = where, where()
+        return state
+
+    return state_of
+
+
+def begin_elsewhere() -> None:
+    """Move the random generators of this process on, so that no trace begins as another did."""
+    with _disable_current_modes():
+        torch.rand(1)
+    random.random()
+    np.random.rand()  # noqa: NPY002
+
+
+def state_as_data(where: str | None) -> UnsupportedError:
+    """Return E804: a step reads the state of a random generator.
+
+    Args:
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    return error_at(
+        where,
+        f"the step reads the state of a random generator{at(where)}, which is\n"
+        "another one at each call: one graph must hold for all. To set it again is followed\n"
+        "(torch.set_rng_state).\n"
+        "Read it before the step, and pass what you make of it as an argument; for a number that\n"
+        "differs from call to call, draw one: torch.randint(2**31, ()).",
+        "E804",
+    )
+
+
+def left_reseeded() -> UnsupportedError:
+    """Return E801: a step that leaves a generator elsewhere than its draws do."""
+    return error_at(
+        None,
+        "the step leaves the state of the random generator elsewhere than its draws do: it seeds\n"
+        "it (torch.manual_seed, torch.seed), sets its state, or draws and sets it back. Ranks\n"
+        "follow the draws alone, and the next step would draw other numbers.\n"
+        "Seed between two calls of the step.",
+    )

@@ -1,0 +1,77 @@
+"""Tensors that a graph has as constants: whether they still hold what they held at capture.
+
+Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
+step computes with the real tensor, and the graph with its content. `t.mul_(0.9)` between two calls
+changes no object that the guards compare. Rank 0 alone has traced the step and knows the tensor, so
+several ranks cannot capture anew together: it is refused there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from pardnn.backends.torch.capture.refusals.unsupported import at
+from pardnn.backends.torch.capture.trace_ir import Value
+from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.errors import MismatchError
+
+#: Of all constants of a graph, whose bytes are compared at each call, 1 us a KiB. Of the others
+#: the version is, which tells of all writes but those through `.data` and NumPy.
+_MAX_BYTES = 1 << 16
+
+
+class Constants:
+    """The constants of one graph that the user may change.
+
+    Args:
+        tensors: With their values in the trace.
+        is_alone: Whether there is one rank.
+    """
+
+    def __init__(
+        self, tensors: Iterable[tuple[torch.Tensor, Value]] = (), *, is_alone: bool = True
+    ) -> None:
+        self._is_alone = is_alone
+        self._held: list[tuple[weakref.ref[torch.Tensor], int, bytes, str]] = []
+        rest = _MAX_BYTES
+        for tensor, value in tensors:
+            is_compared = tensor.device.type == "cpu" and tensor.nbytes <= rest
+            rest -= tensor.nbytes * is_compared
+            content = _content(tensor) if is_compared else b""
+            where = at(value.call.source)
+            name = f"a tensor of shape {list(tensor.shape)} that the step computes with{where}"
+            self._held.append((weakref.ref(tensor), _version(tensor), content, name))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield those that hold something else.
+
+        Raises:
+            MismatchError: E509, on several ranks.
+        """
+        for ref, version, content, name in self._held:
+            tensor = ref()
+            if tensor is None:
+                continue
+            same = _content(tensor) == content if content else _version(tensor) == version
+            if not (same or self._is_alone):
+                raise MismatchError(
+                    f"{name} was written since capture.\n"
+                    "Capture can put no other in its place (an attribute of a class or module, a\n"
+                    "set, a bound method), and has what it held as a constant.\n"
+                    "Keep it in an attribute of an object, in a list or a dictionary, or pass it\n"
+                    "as an argument: there it is read at each call.",
+                    code="E509",
+                )
+            if not same:
+                yield Change(name, "what it was", "written")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
