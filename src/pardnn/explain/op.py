@@ -34,7 +34,7 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
     op = _op(case, subject.name, subject.ops)
     a = case.planned.arrays
     tensors = [t for i in subject.ops for t in range(a.output_ptr[i], a.output_ptr[i + 1])]
-    sharding = case.plan.partition.sharding if case.plan.partition else {}
+    layouts = {t.name: _layout(case, t.name) for t in op.outputs}
     return OpExplained(
         name=subject.name,
         kind=op.kind,
@@ -45,7 +45,7 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
         moves_with=_moves_with(case, subject.ops),
         constraints=tuple(str(each.constraint) for each in case.constraints_on(subject.ops)),
         memory=Memory(case).of_tensors(tensors),
-        layouts={t.name: sharding[t.name] for t in op.outputs if t.name in sharding},
+        layouts={name: words for name, words in layouts.items() if words},
         alternatives=_alternatives(case, subject, [t.name for t in op.outputs]),
         makespan_s=case.timeline.makespan,
         peak_bytes=case.peak_bytes,
@@ -64,8 +64,8 @@ def explain_tensor(case: Case, subject: Subject) -> TensorExplained:
     tensor = next(t for t in _outputs(case, subject) if _is_named(t.name, subject.name))
     numbers = {name: i for i, name in enumerate(case.tensor_names)}
     ours = [numbers[t.name] for t in _outputs(case, subject) if _is_named(t.name, subject.name)]
-    partition = case.plan.partition
     whole = next((t for t in op.outputs if t.name == subject.name), tensor)
+    lies = subject.name if whole is not tensor else subject.name.rpartition("@")[0]
     return TensorExplained(
         name=subject.name,
         bytes=whole.bytes,
@@ -74,10 +74,10 @@ def explain_tensor(case: Case, subject: Subject) -> TensorExplained:
         made_by=op.name,
         layer=case.layers[subject.ops[0]],
         source=op.source,
-        layout=partition.sharding.get(subject.name) if partition else None,
+        layout=_layout(case, lies),
         memory=Memory(case).of_tensors(ours),
         messages=_messages(case, set(ours)),
-        alternatives=_alternatives(case, subject, [subject.name]),
+        alternatives=_alternatives(case, subject, [lies]),
         makespan_s=case.timeline.makespan,
         peak_bytes=case.peak_bytes,
         notes=case.notes,
@@ -102,13 +102,23 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
         name=case.devices[device],
         makespan_s=case.timeline.makespan,
         busy_s=busy,
-        idle_s=case.timeline.makespan - busy,
+        idle_s=max(case.timeline.makespan - busy, 0.0),  # a sum of parts may round up
         ops=end - begin,
         layers=tuple(LayerSeconds(layer=name, seconds=seconds) for name, seconds in by_time),
         waits=waits_of(case, device),
         memory=device_memory(Memory(case), device),
         notes=case.notes,
     )
+
+
+def _layout(case: Case, tensor: str) -> tuple[str, ...] | None:
+    """Return how a plan that cuts ops lays a tensor out, or the first piece of it; else None."""
+    if case.plan.partition is None:
+        return None
+    sharding = case.plan.partition.sharding
+    of_pieces = (words for name, words in sharding.items() if origin(name) == tensor)
+    words = sharding.get(tensor) or next(of_pieces, None)
+    return words and tuple(words)
 
 
 def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alternative, ...]:

@@ -276,7 +276,7 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
         for row in (result.rows if result.subject == "layer" else result.rows[: 2 * ROWS])
     ]
     columns = (
-        "layer", "computes", "at peaks", "of it state", "sends", "half: step", "half: largest peak"
+        "layer", "computes", "at peaks", "state of it", "sends", "half: step", "half: largest peak"
     )  # fmt: skip
     yield table("", columns, rows)
     if result.subject == "layer":
