@@ -34,7 +34,6 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
     op = _op(case, subject.name, subject.ops)
     a = case.planned.arrays
     tensors = [t for i in subject.ops for t in range(a.output_ptr[i], a.output_ptr[i + 1])]
-    layouts = {t.name: _layout(case, t.name) for t in op.outputs}
     return OpExplained(
         name=subject.name,
         kind=op.kind,
@@ -45,7 +44,7 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
         moves_with=_moves_with(case, subject.ops),
         constraints=tuple(str(each.constraint) for each in case.constraints_on(subject.ops)),
         memory=Memory(case).of_tensors(tensors),
-        layouts={name: words for name, words in layouts.items() if words},
+        layouts={t.name: case.layouts[t.name] for t in op.outputs if t.name in case.layouts},
         alternatives=_alternatives(case, subject, [t.name for t in op.outputs]),
         makespan_s=case.timeline.makespan,
         peak_bytes=case.peak_bytes,
@@ -74,7 +73,7 @@ def explain_tensor(case: Case, subject: Subject) -> TensorExplained:
         made_by=op.name,
         layer=case.layers[subject.ops[0]],
         source=op.source,
-        layout=_layout(case, lies),
+        layout=case.layouts.get(lies),
         memory=Memory(case).of_tensors(ours),
         messages=_messages(case, set(ours)),
         alternatives=_alternatives(case, subject, [lies]),
@@ -109,16 +108,6 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
         memory=device_memory(Memory(case), device),
         notes=case.notes,
     )
-
-
-def _layout(case: Case, tensor: str) -> tuple[str, ...] | None:
-    """Return how a plan that cuts ops lays a tensor out, or the first piece of it; else None."""
-    if case.plan.partition is None:
-        return None
-    sharding = case.plan.partition.sharding
-    of_pieces = (words for name, words in sharding.items() if origin(name) == tensor)
-    words = sharding.get(tensor) or next(of_pieces, None)
-    return words and tuple(words)
 
 
 def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alternative, ...]:

@@ -147,7 +147,7 @@ def _chain(call: values.Call) -> Iterator[RenderableType]:
     ]
     yield table("  which is when what it waits for is done, the last first:", ("",) * 5, rows)
     if len(call.chain) > LINKS:
-        yield f"  and {len(call.chain) - LINKS} links more, back to second 0"
+        yield f"  and {len(call.chain) - LINKS} more links, back to second 0"
 
 
 def _held(found: Sequence[values.Held], title: str) -> Iterator[RenderableType]:
