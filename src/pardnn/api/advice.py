@@ -15,6 +15,8 @@ from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
+from pardnn.planner.conflicts import steered
+from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import limit_tried, suggestions
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
@@ -75,7 +77,7 @@ def planned(
             with status("planning") as show:
                 return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
         except InfeasibleError as error:
-            if state is not None or error.code == "E303":
+            if state is not None or error.code == "E303" or "try" in error.details:
                 raise
             with status("nothing fits; looking for what does"):
                 raise _with_advice(error, problem, entry, batch_size) from None
@@ -87,6 +89,7 @@ def _with_advice(
     """Return an error that nothing fits, with what was tried and does; as it is, out of time."""
     begin = time.monotonic()
     try:
+        problem = steered(problem)
         limit = _limit_of_rewritten(problem, error)
         tried = suggestions(problem, error.details.get("peak_bytes"), limit)
         fitting, untried = _rewrites(problem, begin)
@@ -197,8 +200,8 @@ def _fits_recomputed(problem: Problem) -> bool:
     least = least_bytes(arrays, problem.cluster.num_devices)  # in any order, with any calls
     if len(limits) == len(problem.capacities) and least > max(limits):
         return False
-    names = algorithms_of(problem)
-    return first_recomputed(problem, names, best_once, seconds=SECONDS) is not None
+    names, asked = algorithms_of(problem), constrained(problem)
+    return first_recomputed(asked, names, best_once, seconds=SECONDS) is not None
 
 
 def _fits_offloaded(problem: Problem) -> bool:

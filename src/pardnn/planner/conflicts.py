@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
-from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
+from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
@@ -35,16 +35,8 @@ def steered(problem: Problem) -> Problem:
     odds = next(_at_odds(problem, demanded), ())
     if odds:
         raise refused(odds, "cannot hold together")
-    cuts, pieces = cutting(demanded), [each for each in demanded if each.kind == "pieces"]
+    pieces = [each for each in demanded if each.kind == "pieces"]
     wanted = options.microbatches
-    if cuts and (options.recompute or wanted not in (None, 1, "auto")):
-        what = "--recompute" if options.recompute else "--microbatches"
-        raise UsageError(
-            f"{shown(str(cuts[0]))} cuts ops, and {what} places whole ones: leave out one of them.",
-            code="E246",
-        )
-    if cuts:
-        return problem.with_options(microbatches=None)
     if not pieces:
         return problem
     count = pieces[0].count
@@ -71,7 +63,6 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
     )
     if cuts and placed:
         yield (cuts[0], placed[0])
-    yield from ((cuts[0], each) for each in pieces if cuts and each.count != 1)
 
 
 def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
@@ -103,8 +94,12 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
         return error
     if not fails(demanded):
         other = "tofu" if cutting(demanded) else "pardnn"
-        text = f"{options.algorithm} found no plan that meets the constraints"
-        return InfeasibleError(f"{text}; {other} does.\nUse {other}, or auto.\n{error.message}")
+        why = error.message.splitlines()[0].rstrip(".")
+        return InfeasibleError(
+            f"{options.algorithm} found no plan that meets the constraints: {why}.\n"
+            f"Use {other}, which does, or auto.",
+            details=error.details | {"try": [f"--algorithm {other}"]},
+        )
     odds = irreducible(demanded, fails)
     return refused(odds, "do not fit together, as far as was tried", f"\n{error.message}")
 

@@ -14,6 +14,7 @@ from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
+from pardnn.planner.constrained import constrained
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import fitting_plans
@@ -73,7 +74,8 @@ def _fitting_plan(problem: Problem, names: Sequence[str] = ()) -> PlanArrays | N
 def _best_plan(problem: Problem, names: Sequence[str]) -> PlanArrays:
     if not names:
         names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
-    return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
+    timed = problem.with_options(objective="seconds", time_limit=None)
+    return decide_best(constrained(timed), names).plan
 
 
 def with_limit(problem: Problem, limit: int | None) -> Problem:
