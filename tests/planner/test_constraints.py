@@ -76,7 +76,9 @@ def test_single_obeys_or_names_what_does() -> None:
     plan = pardnn.plan(_blocks(), cluster_of(2), "single", constraints=[pardnn.pin("x", 1)])
     assert {*plan.placement.values()} == {1}
     ends = [pardnn.pin("x", 1), pardnn.pin("h0.in", 0)]
-    with pytest.raises(InfeasibleError, match="single found no plan .*: no .*\n *Use pardnn,") as caught:
+    with pytest.raises(
+        InfeasibleError, match="single found no plan .*: no .*\n *Use pardnn,"
+    ) as caught:
         pardnn.plan(_blocks(), cluster_of(2), "single", constraints=ends)
     assert caught.value.code == "E301"
     assert caught.value.details["try"] == ["--algorithm pardnn"]

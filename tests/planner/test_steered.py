@@ -161,6 +161,18 @@ def test_without_any_one_of_a_conflict_the_others_hold(quick_auto) -> None:
     assert 2 < refused < 10
 
 
+def test_what_cannot_hold_alone_is_named_alone() -> None:
+    """Beside a constraint of another kind, which is none of the trouble."""
+    products = [op.name for op in _graph().ops if op.inputs][:3]
+    placed, weight = pardnn.apart(*products), _weights()[0]
+    assert _refused([placed, pardnn.fix_layout(weight, 0)]) == [constraint_to_dict(placed)]
+    written = next(op.outputs[0].name for op in _graph().ops if op.outputs[0].alias_of == weight)
+    torn = [pardnn.fix_layout(weight, 0), pardnn.fix_layout(written, 1)]
+    found = _refused([*torn, pardnn.pin(products[0], 0)])
+    assert found is not None
+    assert sorted(map(str, found)) == sorted(map(str, map(constraint_to_dict, torn)))
+
+
 def test_layouts_of_one_storage_are_at_odds(quick_auto) -> None:
     """A weight and what the optimizer writes into it are laid out alike."""
     read, written = next(

@@ -11,7 +11,7 @@ from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
-from pardnn.planner.constrained import constrained, refused
+from pardnn.planner.constrained import at_odds, constrained, refused
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
@@ -61,7 +61,12 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
     yield from (
         (one, other) for one, other in itertools.pairwise(pieces) if one.count != other.count
     )
-    if cuts and placed:
+    if cuts and placed:  # each of two at odds holds alone, or they would not be the fewest
+        odds = at_odds(problem, placed)
+        if odds:
+            yield odds
+        if _is_torn(problem, cuts):
+            yield tuple(irreducible(cuts, lambda part: _is_torn(problem, part)))
         yield (cuts[0], placed[0])
 
 
