@@ -383,7 +383,7 @@ def _verdict(result: results.RunResult) -> list[str]:
     largest = result.largest_difference
     found = "no number" if largest is None else f"{largest:.2g}"
     how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
-    how = f"losses {how} (cut ops add up in another order)"
+    how = f"losses {how} (sums are added up in another order)"
     return [how, *_state(result.state, is_cut=True)]
 
 
