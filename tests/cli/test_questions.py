@@ -38,6 +38,26 @@ def test_why_does_device_1_idle(run: Run, run_json: Run, tiny: Path, plan: Path)
     assert "it idles while: d0 computes" in text
 
 
+def test_lines_in_a_pipe_are_whole(
+    run: Run, tiny: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells were wrapped in the middle of a name at 80 columns, for `grep` to miss."""
+    ask = ("explain", plan, "--graph", tiny / "graph.json", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = run(*ask)[1]
+    monkeypatch.setenv("COLUMNS", "30")
+    assert len(run(*ask)[1].splitlines()) > len(wide.splitlines())
+    assert all(line == line.rstrip() for line in wide.splitlines())
+
+
+def test_a_sentence_stands_at_the_left(run: Run, tiny: Path, plan: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    shown = run("report", plan, "--graph", tiny / "graph.json", "-o", page)[1].splitlines()
+    at = shown[0].index(str(page))
+    assert all(line[at - 1] == " " and line[at] != " " for line in shown[:4])
+    assert shown[1].endswith(" KiB")
+
+
 def test_what_would_more_memory_bring(run: Run, run_json: Run, tiny: Path, plan: Path) -> None:
     ask = ("explain", plan, "--graph", tiny / "graph.json", "--memory")
     status, found = run_json(*ask)

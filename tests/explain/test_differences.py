@@ -92,6 +92,13 @@ def test_tensors_that_lie_otherwise_and_pieces():
         for name, words in cut.partition.sharding.items()
         if tuple(words) != tuple(rows.partition.sharding[name])
     }
+    halves = [pardnn.plan(graph, cluster, algorithm=a, microbatches=2) for a in ("tofu", "zero-3")]
+    relaid = differences(graph, halves[0], graph, halves[1]).relaid
+    assert relaid
+    for each in relaid:  # a tensor in pieces is told once
+        name = each.tensor if each.tensor in halves[0].partition.sharding else f"{each.tensor}@0"
+        layouts = [tuple(plan.partition.sharding[name]) for plan in halves]
+        assert [each.before, each.after] == layouts
     pieces = pardnn.plan(graph, cluster, algorithm="heft", microbatches=2)
     whole = pardnn.plan(graph, cluster, algorithm="round-robin")
     for one, other in ((cut, whole), (whole, pieces), (pieces, whole)):

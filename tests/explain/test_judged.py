@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 import pardnn
 from pardnn.explain.anew import explain_memory, options_of, with_devices, with_memory
 from pardnn.explain.case import opened
+from pardnn.explain.cuts import other_cuts
 from pardnn.explain.layer import halved
 from pardnn.explain.moved import judged, moved, moves, plan_of
 from pardnn.explain.op import explain_device, explain_op
 from pardnn.explain.subjects import subject_of
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from pardnn.place.ordering.fit import fit_schedule
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import stamped
+from pardnn.sim.engine import simulate
 from testbed import hand_graphs
-from tests.strategies import graphs
+from tests.strategies import graphs, random_graph
 
 CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)
 
@@ -72,6 +75,19 @@ def test_waits_fill_the_idle_time_and_chains_lead_to_second_0(graph, seed):
     assert [link.finish_s for link in call.chain] == ends[:-1]
     assert ends[-1] == 0
     assert all(link.finish_s > link.start_s for link in call.chain)
+
+
+def test_a_device_that_is_always_busy_idles_for_no_time():
+    """Its seconds, added in the order of the file, are more than the step, by the last bit."""
+    ops = [
+        Op(name=name, kind="f", inputs=reads, outputs=(Tensor(name=name, bytes=4),),
+           seconds={"accelerator": took})
+        for name, reads, took in (("c", ("b",), 8.1), ("b", ("a",), 2.4), ("a", (), 1.3))
+    ]  # fmt: skip
+    case = case_of(build_graph("busy", ops), pardnn.Cluster.uniform(1), "single")
+    found = explain_device(case, 0)
+    assert found.busy_s > case.timeline.makespan
+    assert found.idle_s == 0
 
 
 def test_nothing_is_waited_for_that_takes_no_time():
@@ -156,6 +172,41 @@ def test_other_cuts_are_planned():
     assert others
     assert all(str(now) not in each.what for each in others)
     assert all(len(each.peak_bytes) == 2 for each in others)
+
+
+@pytest.mark.jit
+def test_a_move_that_its_own_order_has_no_memory_for_keeps_near_that_order():
+    """An order made anew costs 14 % of this step, which is no fault of the move."""
+    graph = random_graph(5, 16)
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm="contiguous", reserve=0.0)
+    limited = pardnn.Cluster.uniform(2, memory=max(plan.predicted.peak_bytes))
+    case = opened(graph, dataclasses.replace(plan, cluster=limited, checksum=None))
+    place = moved(case, subject_of(case, "op6").ops, 1)
+    found = judged(case, place)
+    anew = fit_schedule(case.planned, case.machine, place, case.usable)
+    assert found.makespan_s < 0.95 * simulate(case.planned, case.machine, anew).makespan
+    edited = plan_of(case, found.plan, found.makespan_s)
+    assert plan_problems(graph, edited) == []
+
+
+@pytest.mark.jit
+def test_other_cuts_of_a_batch_in_pieces_are_judged_in_pieces():
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(2)
+    plan = pardnn.plan(graph, cluster, "tofu", "bytes", microbatches=2, costs="v100")
+    case = opened(graph, plan)
+    for name in ("w1", "h", "h@1@0"):
+        found = explain_op(case, subject_of(case, name))
+        times = [each.makespan_s for each in found.alternatives if each.makespan_s is not None]
+        assert found.layouts == {name[:2].rstrip("@"): ("Shard(1)",)}
+        assert min(times) > case.timeline.makespan  # the whole batch takes 0.4 of that
+
+
+def test_cuts_beside_second_calls_are_not_judged():
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(2)
+    case = opened(graph, pardnn.plan(graph, cluster, "tofu", "bytes", costs="v100"))
+    case = dataclasses.replace(case, plan=dataclasses.replace(case.plan, recompute=("h@0",)))
+    [found] = other_cuts(case, ["w1"])
+    assert not found.judged
 
 
 def test_costs_that_are_not_the_plans_are_told():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
+from pardnn.api.advice import planned
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
@@ -19,6 +20,10 @@ from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named
 from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import suggestions
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from tests.place.grouped import grouped_graph
 from tests.place.machines import cluster_of
 
@@ -71,9 +76,23 @@ def test_single_obeys_or_names_what_does() -> None:
     plan = pardnn.plan(_blocks(), cluster_of(2), "single", constraints=[pardnn.pin("x", 1)])
     assert {*plan.placement.values()} == {1}
     ends = [pardnn.pin("x", 1), pardnn.pin("h0.in", 0)]
-    with pytest.raises(InfeasibleError, match="single found no plan .*; pardnn does") as caught:
+    with pytest.raises(
+        InfeasibleError, match="single found no plan .*: no .*\n *Use pardnn,"
+    ) as caught:
         pardnn.plan(_blocks(), cluster_of(2), "single", constraints=ends)
     assert caught.value.code == "E301"
+    assert caught.value.details["try"] == ["--algorithm pardnn"]
+
+
+def test_an_advised_limit_was_tried_with_the_constraints() -> None:
+    """No limit makes one device do for what must be on two."""
+    ends = (pardnn.pin("x", 1), pardnn.pin("h0.in", 0))
+    options = PlanOptions(algorithm="single", constraints=ends)
+    problem = Problem(_blocks(), cluster_of(2), costs_for(_blocks(), cluster_of(2), None), options)
+    assert suggestions(problem) == []
+    with pytest.raises(InfeasibleError) as caught:
+        planned(_blocks(), cluster_of(2), dataclasses.replace(options, recompute=True))
+    assert "tried: fits" not in str(caught.value)
 
 
 def _demands(rng: np.random.Generator, names: list[str], k: int) -> list[Constraint]:

@@ -1,15 +1,20 @@
-"""What a larger memory limit does to a plan."""
+"""What a larger memory limit does to a plan, and which one is advised."""
 
 import math
+import re
 
 import pytest
 
+import pardnn
+from pardnn.api.advice import planned
+from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.sim.peak import one_device_peak
+from testbed.hand_graphs import mlp
 from tests.place.machines import cluster_of
 from tests.strategies import random_graph
 
@@ -30,3 +35,27 @@ def test_a_larger_limit_refuses_nothing_and_hardly_slows_a_step(family: str) -> 
         assert found <= 1.05 * best
         best = min(best, found)
     assert best < math.inf
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("algorithm", ["heft", "data-parallel", "tofu*1f1b"])
+def test_an_advised_limit_was_tried_with_the_batch_in_pieces(algorithm: str) -> None:
+    """Limits of the whole batch were called tried; cuts inside of submeshes ended in a KeyError."""
+    graph, k = mlp(8, 64, 64, 64), 4 if "*" in algorithm else 2
+    options = PlanOptions(algorithm=algorithm, microbatches=2, costs="v100")
+    asked = {"algorithm": algorithm, "microbatches": 2, "costs": "v100"}
+    plan = pardnn.plan(graph, Cluster.uniform(k), **asked)
+    assert plan.predicted is not None
+    limit = int(0.8 * max(plan.predicted.peak_bytes))
+    with pytest.raises(InfeasibleError, match="tried: fits") as caught:
+        planned(graph, Cluster.uniform(k, memory=limit), options)
+    advised = re.search(r"--max-memory (\w+)", str(caught.value))
+    assert advised is not None
+    pardnn.plan(graph, Cluster.uniform(k, memory=advised[1]), **asked)
+
+
+@pytest.mark.jit
+def test_a_cut_inside_of_submeshes_that_does_not_fit_is_no_bug() -> None:
+    options = PlanOptions(algorithm="tofu*heft", costs="v100")
+    with pytest.raises(InfeasibleError):
+        planned(mlp(8, 64, 64, 64), Cluster.uniform(4, memory="20KiB"), options)

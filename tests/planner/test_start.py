@@ -19,7 +19,12 @@ from pardnn.place.polish.restore import relabelled, restored
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import read_plan, write_plan
 from pardnn.plan.plan import Plan, plan_arrays, plan_from_arrays
+from pardnn.planner.constrained import constrained
+from pardnn.planner.costs import costs_for
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.planner.start.earlier import devices_now
+from pardnn.planner.start.near import itself
 from pardnn.sim.engine import run_lists
 from tests.place.machines import machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
@@ -144,6 +149,23 @@ def test_a_plan_edited_by_hand_is_repaired(tmp_path: Path) -> None:
     write_plan(edited, tmp_path / "edited.json")
     found = pardnn.plan(graph, Cluster.uniform(2), start=read_plan(tmp_path / "edited.json"))
     assert set(found.placement.values()) == {1}
+
+
+@pytest.mark.jit
+def test_a_pin_moves_its_op_alone() -> None:
+    """The others keep their devices and turns, as a pipeline needs them."""
+    graph, cluster = large(), Cluster.uniform(2)
+    start = pardnn.plan(graph, cluster, "heft")
+    name = graph.ops[7].name
+    options = PlanOptions(constraints=(pardnn.pin(f"op:{name}", 1 - start.placement[name]),))
+    costs = costs_for(graph, cluster, None)
+    problem = Problem(graph, cluster, costs, options, start=start)
+    found = plan_from_arrays(graph, itself(constrained(problem)))
+    moved = {op for op, device in found.placement.items() if device != start.placement[op]}
+    assert name in moved
+    assert len(moved) < 10
+    rows = [[op for op in row if op not in moved] for row in start.order]
+    assert [[op for op in row if op not in moved] for row in found.order] == rows
 
 
 @pytest.mark.jit

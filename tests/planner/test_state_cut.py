@@ -156,7 +156,7 @@ def test_an_op_that_cannot_be_cut_and_writes_state_is_refused() -> None:
     arguments = {**(s.ops[-1].arguments or {}), "mutates": ["w"]}
     s.ops[-1] = dataclasses.replace(s.ops[-1], arguments=arguments)
     graph = s.graph()
-    with pytest.raises(InfeasibleError, match=r"'w' lies cut as .* needs it as \(Rep") as found:
+    with pytest.raises(InfeasibleError, match=r"'w' lies as .* needs it as \(Rep") as found:
         planned(graph, state_as(graph, {"w": (0, 1)}), "tofu")
     assert found.value.code == "E301"
 

@@ -12,6 +12,7 @@ from pardnn.cli.main import app
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, InvalidPlanError, PardnnError, UsageError
 from pardnn.graph.file import write_graph
+from pardnn.graph.layers import origin
 from pardnn.plan.constraints import Constraint, constraint_to_dict, read_constraints
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner import make_plan
@@ -66,6 +67,35 @@ def test_an_axis_alone_is_fixed_and_the_others_are_free(quick_auto) -> None:
     assert plan.partition is not None
     assert plan.partition.sharding[weight][1] == "Shard(1)"
     assert plan.partition.sharding[other][0] == "Replicate()"
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "tofu"])
+def test_layouts_hold_for_a_batch_in_pieces(quick_auto, algorithm: str) -> None:
+    weight = _weights()[0]
+    made = next(op.outputs[0].name for op in _graph().ops if weight in op.inputs)
+    demanded = [pardnn.fix_layout(weight, 0), pardnn.fix_pieces(2)]
+    plan = _plan(demanded, algorithm=algorithm)
+    assert plan.partition is not None
+    assert plan.partition.sharding[weight] == ("Shard(0)",)
+    assert plan.pieces is not None
+    names = [name for name in plan.partition.sharding if origin(name) == made]
+    assert names == [f"{made}@0", f"{made}@1"]
+    lies = plan.partition.sharding[names[0]][0]
+    other = "Shard(0)" if lies == "Replicate()" else "Replicate()"
+    layout = pardnn.fix_layout(made, 0 if other == "Shard(0)" else "whole")
+    wrong = dataclasses.replace(plan, constraints=(layout,))
+    with pytest.raises(InvalidPlanError, match=f"{made}@0' is"):
+        pardnn.check_plan(_graph(), wrong)
+    both = _plan([*demanded, layout], algorithm=algorithm)
+    assert both.partition is not None
+    assert {both.partition.sharding[name][0] for name in names} == {other}
+
+
+def test_layouts_hold_beside_second_calls(quick_auto) -> None:
+    weight = _weights()[0]
+    plan = _plan([pardnn.fix_layout(weight, 0)], recompute=True)
+    assert plan.partition is not None
+    assert plan.partition.sharding[weight] == ("Shard(0)",)
 
 
 def test_the_checker_proves_layouts(quick_auto) -> None:
@@ -129,6 +159,18 @@ def test_without_any_one_of_a_conflict_the_others_hold(quick_auto) -> None:
         for each in kept:
             assert _refused([e for e in kept if e is not each]) is None, (seed, kept)
     assert 2 < refused < 10
+
+
+def test_what_cannot_hold_alone_is_named_alone() -> None:
+    """Beside a constraint of another kind, which is none of the trouble."""
+    products = [op.name for op in _graph().ops if op.inputs][:3]
+    placed, weight = pardnn.apart(*products), _weights()[0]
+    assert _refused([placed, pardnn.fix_layout(weight, 0)]) == [constraint_to_dict(placed)]
+    written = next(op.outputs[0].name for op in _graph().ops if op.outputs[0].alias_of == weight)
+    torn = [pardnn.fix_layout(weight, 0), pardnn.fix_layout(written, 1)]
+    found = _refused([*torn, pardnn.pin(products[0], 0)])
+    assert found is not None
+    assert sorted(map(str, found)) == sorted(map(str, map(constraint_to_dict, torn)))
 
 
 def test_layouts_of_one_storage_are_at_odds(quick_auto) -> None:
@@ -219,8 +261,6 @@ def test_what_says_nothing_is_refused(constraint, code: str, message: str) -> No
     ("demand", "options"),
     [
         (pardnn.fix_layout("w1", 0), {"algorithm": "heft"}),
-        (pardnn.fix_layout("w1", 0), {"microbatches": 2}),
-        (pardnn.fix_layout("w1", 0), {"recompute": True}),
         (pardnn.fix_layout("w1", 0), {"policy": "fifo"}),
         (pardnn.fix_pieces(2), {"microbatches": 4}),
         (pardnn.prefer(pardnn.fix_pieces(2), 1.0), {"objective": "bytes"}),

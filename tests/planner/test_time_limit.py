@@ -88,7 +88,7 @@ def test_a_limit_that_has_passed_is_said_of_all_that_is_left() -> None:
 @pytest.mark.jit
 def test_nothing_that_fits_in_time_is_an_error_of_its_own(asked: list[int]) -> None:
     asked[0] = 8
-    with pytest.raises(time_limit.OutOfTimeError, match=r"E710 tofu found no plan(?s:.*)tofu, p"):
+    with pytest.raises(time_limit.OutOfTimeError, match=r"E710 tofu found no plan(?s:.*)tofu; p"):
         made("tofu", 100, memory=16)
 
 

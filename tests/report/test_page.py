@@ -25,8 +25,10 @@ from pardnn.plan.run_record import RankTimes, RunRecord, write_run
 from pardnn.report.page import bars
 from pardnn.report.page.contents import Report
 from pardnn.report.page.html import data_text, page_html
+from testbed import hand_graphs
 from testbed.families import training_step
 from tests.report.steps import HOSTILE, LAYERS, hostile_step, planned
+from tests.strategies import random_graph
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,24 @@ def test_the_critical_path_fills_the_step_and_idle_time_is_explained(step):
         assert waited == pytest.approx(found.times.makespan_s - row.busy_s)
 
 
+def test_idle_time_of_many_reasons_is_told_whole():
+    graph = random_graph(1, 60)
+    found = report(graph, pardnn.plan(graph, pardnn.Cluster.uniform(4), "round-robin"))
+    many = [row for row in found.devices if len(row.waits) > 4]
+    assert many
+    for row in many:
+        assert row.waits[-1][0] == "other waits"
+        waited = sum(seconds for _, seconds in row.waits)
+        assert waited == pytest.approx(found.times.makespan_s - row.busy_s)
+
+
+def test_stages_run_an_op_on_one_device_for_all_pieces():
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(2)
+    for algorithm, how in (("1f1b", "on one device for all"), ("round-robin", "placed by itself")):
+        plan = pardnn.plan(graph, cluster, algorithm, microbatches=2, costs="v100")
+        assert how in report(graph, plan).decided[0]
+
+
 def test_phases_of_a_step(step):
     found = report(*step)
     phase = {name: found.bars.phase[i] for i, name in enumerate(found.bars.name)}
@@ -108,6 +128,18 @@ def test_a_sentence_says_that_memory_binds():
     tight = planned(graph, memory=f"{most}B")
     text = next(each.text for each in report(graph, tight).binds if each.what == "memory")
     assert f"holds {most / 1024:.2f} KiB of {most / 1024:.2f} KiB usable" in text
+
+
+@pytest.mark.jit
+def test_a_busy_device_bounds_the_step_by_what_it_idles():
+    graph, cluster = hand_graphs.mlp(2048, 2048, 2048, 2048), pardnn.Cluster.uniform(2)
+    for algorithm in ("single", "round-robin"):
+        plan = pardnn.plan(graph, cluster, algorithm, microbatches=2, costs="v100")
+        found = report(graph, plan)
+        busy = max(row.busy_s for row in found.devices) / found.times.makespan_s
+        text = next(each.text for each in found.binds if each.what == "compute")
+        least = "no" if algorithm == "single" else f"at most {100 * (1 - busy):.1f} %"
+        assert text.endswith(f"gets {least} shorter without less or faster work there.")
 
 
 def test_a_page_says_whose_costs_it_shows(step):

@@ -5,6 +5,7 @@ A larger limit, more devices, ops that are called a second time, a batch in piec
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,8 +16,17 @@ from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
+from pardnn.planner.algorithms import ALGORITHMS, BEST, BEST_WHOLE, SHARDED, mixed_parts
+from pardnn.planner.conflicts import steered
+from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import costs_for
-from pardnn.planner.estimate import limit_tried, suggestions
+from pardnn.planner.estimate import (
+    larger_clusters,
+    limit_tried,
+    rounded_up,
+    suggestions,
+    with_limit,
+)
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
 from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
@@ -75,7 +85,7 @@ def planned(
             with status("planning") as show:
                 return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
         except InfeasibleError as error:
-            if state is not None or error.code == "E303":
+            if state is not None or error.code == "E303" or "try" in error.details:
                 raise
             with status("nothing fits; looking for what does"):
                 raise _with_advice(error, problem, entry, batch_size) from None
@@ -87,16 +97,19 @@ def _with_advice(
     """Return an error that nothing fits, with what was tried and does; as it is, out of time."""
     begin = time.monotonic()
     try:
-        limit = _limit_of_rewritten(problem, error)
-        tried = suggestions(problem, error.details.get("peak_bytes"), limit)
+        problem = steered(problem)
+        if _is_as_usual(problem):
+            tried, late = suggestions(problem, error.details.get("peak_bytes")), []
+        else:
+            tried, late = _as_asked(problem, error, begin)
         fitting, untried = _rewrites(problem, begin)
         tried += fitting
         fitting, hint = _batch(problem, entry, batch_size)
     except OutOfTimeError:
         return error
     tried += fitting
-    if untried:
-        hint = [f"Not tried, after {SECONDS:g} s: {', '.join(untried)}.", *hint]
+    if late or untried:
+        hint = [f"Not tried, after {SECONDS:g} s: {', '.join([*late, *untried])}.", *hint]
     lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
     return InfeasibleError(
         "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
@@ -138,27 +151,59 @@ def _batch(
     return ([] if found is None else [f"--batch-size {found}"]), []
 
 
-def _limit_of_rewritten(problem: Problem, error: InfeasibleError) -> int | None:
-    """Return a limit per device at which second calls or state on the host made a plan fit.
+def _is_as_usual(problem: Problem) -> bool:
+    """Whether quick plans of the whole step tell what fits, as `estimate` takes them."""
+    options = problem.options
+    is_rewritten = options.recompute or options.offload or options.microbatches not in (None, 1)
+    is_usual = options.algorithm in (BEST, BEST_WHOLE) or options.algorithm in (
+        *ALGORITHMS, *SHARDED
+    )  # fmt: skip
+    return is_usual and not is_rewritten and problem.start is None
 
-    None if neither was asked for, or none of a few limits does: then what fits without them is
-    looked for.
+
+def _as_asked(
+    problem: Problem, error: InfeasibleError, begin: float
+) -> tuple[list[str], list[str]]:
+    """Return a limit and a number of devices with which the step, planned as asked, fits.
 
     Args:
         problem: What no plan was found for.
         error: Why not.
+        begin: When tries began, on the monotonic clock.
+
+    Returns:
+        Options that were tried and fit, and those not tried for want of time.
     """
-    if not (problem.options.recompute or problem.options.offload):
-        return None
 
     def tried(limited: Problem) -> tuple[bool, int | None]:
         try:
             make_plan(limited)
-        except InfeasibleError as failure:
-            return False, failure.details.get("bytes")
+        except OutOfTimeError:
+            raise
+        except PardnnError as failure:  # so many devices may not share a piece of the batch
+            return False, _bytes_of(failure)
         return True, None
 
-    return limit_tried(problem, error.details.get("bytes"), tried)
+    limit = limit_tried(problem, _bytes_of(error), tried)
+    if limit is None:
+        try:
+            peaks = make_plan(with_limit(problem, None))[1].peak_bytes
+        except InfeasibleError:  # memory is not what is missing
+            return [], []
+        limit = limit_tried(problem, max(peaks), tried)
+    found = [] if limit is None else [f"--max-memory {rounded_up(limit)}"]
+    for more in larger_clusters(problem.cluster):
+        option = f"--devices {more.num_devices}"
+        if time.monotonic() - begin > SECONDS:
+            return found, [option]
+        if tried(dataclasses.replace(problem, cluster=more))[0]:
+            return [*found, option], []
+    return found, []
+
+
+def _bytes_of(error: PardnnError) -> int | None:
+    """Return what the plan that came nearest needs on a device; None if that is not known."""
+    return error.details.get("bytes", error.details.get("peak_bytes"))
 
 
 def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
@@ -180,11 +225,8 @@ def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
         if time.monotonic() - begin > SECONDS:
             untried.append(option)
             continue
-        try:
-            make_plan(problem.with_options(**given))
-        except PardnnError:  # it does not fit, or the batch cannot be cut in so many pieces
-            continue
-        return [*found, option], []
+        if _is_planned(problem.with_options(**given)):
+            return [*found, option], []
     return found, untried
 
 
@@ -197,8 +239,10 @@ def _fits_recomputed(problem: Problem) -> bool:
     least = least_bytes(arrays, problem.cluster.num_devices)  # in any order, with any calls
     if len(limits) == len(problem.capacities) and least > max(limits):
         return False
-    names = algorithms_of(problem)
-    return first_recomputed(problem, names, best_once, seconds=SECONDS) is not None
+    if mixed_parts(options.algorithm):
+        return _is_planned(problem.with_options(recompute=True))
+    names, asked = algorithms_of(problem), constrained(problem)
+    return first_recomputed(asked, names, best_once, seconds=SECONDS) is not None
 
 
 def _fits_offloaded(problem: Problem) -> bool:
@@ -206,9 +250,20 @@ def _fits_offloaded(problem: Problem) -> bool:
     options = problem.options
     if options.offload or options.constraints or options.microbatches is not None:
         return False
+    if mixed_parts(options.algorithm):
+        return _is_planned(problem.with_options(offload=True))
     try:
         all_on_host(problem, algorithms_of(problem), best_once)
     except PardnnError:  # it does not fit, or the state lies cut
+        return False
+    return True
+
+
+def _is_planned(problem: Problem) -> bool:
+    """Whether a plan of a problem is found; it may also be refused, or the batch too small."""
+    try:
+        make_plan(problem)
+    except PardnnError:
         return False
     return True
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pardnn.plan.constraints import Constraint, Kind
 
 ConstraintsFile = Annotated[
-    Path | None, typer.Option("--constraints", help="File of constraints; docs/guides/steering.md.")
+    Path | None,
+    typer.Option("--constraints", help="File of constraints (docs/guides/steering.md)."),
 ]
 Pins = Annotated[
     list[str] | None,

@@ -95,7 +95,8 @@ def report(
     graph_file: opt.GraphOption,
     output: opt.Output,
     run: Annotated[
-        Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
+        Path | None,
+        typer.Option("--run", help="Show what `run --record` measured beside the plan."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
@@ -133,7 +134,8 @@ def export(
         ),
     ],
     run: Annotated[
-        Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
+        Path | None,
+        typer.Option("--run", help="Show what `run --record` measured beside the plan."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,

@@ -184,7 +184,11 @@ KeepState = Annotated[
 ]
 StartPlan = Annotated[
     Path | None,
-    typer.Option("--start", metavar="PLAN", help="Repair and improve this plan, near it."),
+    typer.Option(
+        "--start",
+        metavar="PLAN",
+        help="Start from this plan: repair it, and improve it by small moves.",
+    ),
 ]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")]
 Timeout = Annotated[

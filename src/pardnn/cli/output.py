@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import typer
 
 from pardnn.errors import PardnnError, UserCodeError, printable, users_traceback
 
+#: Columns of what is no terminal, a file or a pipe: lines stay whole there, as `grep` needs them.
+WIDE = 10_000
+
 
 def print_text(renderable: Any) -> None:
     """Print text or a table for people."""
     from pardnn.report.text import console, printable_renderable
 
-    console().print(printable_renderable(renderable))
+    out = console()
+    if out.is_terminal or "COLUMNS" in os.environ:
+        out.print(printable_renderable(renderable))
+        return
+    out.width = WIDE
+    with out.capture() as shown:
+        out.print(printable_renderable(renderable))
+    typer.echo("\n".join(line.rstrip() for line in shown.get().split("\n")), nl=False)
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

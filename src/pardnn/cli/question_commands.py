@@ -29,7 +29,8 @@ def explain(
         bool, typer.Option("--time", help="What the step's time goes to; +1 plans a device more.")
     ] = False,
     layers: Annotated[
-        bool, typer.Option("--layers", help="What each layer costs, and half of it would bring.")
+        bool,
+        typer.Option("--layers", help="What each layer costs, and what half of it would bring."),
     ] = False,
     algorithm: Annotated[
         str | None,

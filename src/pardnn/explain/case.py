@@ -13,7 +13,7 @@ from numpy import ndarray
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
-from pardnn.graph.layers import known_layers, layers_of
+from pardnn.graph.layers import known_layers, layers_of, origin
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
@@ -103,6 +103,17 @@ class Case:
     def tensor_names(self) -> list[str]:
         """Of the tensors of `planned`."""
         return [tensor.name for op in self.planned.ops for tensor in op.outputs]
+
+    @functools.cached_property
+    def layouts(self) -> dict[str, tuple[str, ...]]:
+        """How a plan that cuts ops lays out each tensor; one in pieces as its first piece."""
+        if self.plan.partition is None:
+            return {}
+        own = {name: tuple(words) for name, words in self.plan.partition.sharding.items()}
+        of_pieces: dict[str, tuple[str, ...]] = {}
+        for name, words in own.items():
+            of_pieces.setdefault(origin(name), words)
+        return of_pieces | own
 
     @functools.cached_property
     def seconds(self) -> ndarray:

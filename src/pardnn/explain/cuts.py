@@ -9,13 +9,16 @@ Where the graph is small, the search of `tofu` also cuts all else anew around th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pardnn.errors import PardnnError
 from pardnn.explain.anew import options_of
 from pardnn.explain.case import Case
-from pardnn.graph.ir import storage_owners
+from pardnn.graph.ir import Graph, Tensor, storage_owners
+from pardnn.graph.layers import origin
 from pardnn.plan.mesh import Layout, layout_of, owned_boxes, placements
 from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.plan import graph_in_pieces
 from pardnn.planner.costs import costs_for
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import plan_of_sharding
@@ -31,6 +34,24 @@ MANY_LOCAL_OPS, FEW_LOCAL_OPS = 20_000, 2_000
 MOST_DIMS = 3
 
 
+class _Asked(NamedTuple):
+    """A tensor that could be cut otherwise.
+
+    Attributes:
+        case: A plan that cuts every op.
+        graph: What it cuts: the step, or its pieces.
+        partition: Of the plan.
+        name: Of the tensor, in the step.
+        pieces: What `graph` has of it.
+    """
+
+    case: Case
+    graph: Graph
+    partition: Partition
+    name: str
+    pieces: list[str]
+
+
 def other_cuts(case: Case, tensors: list[str]) -> tuple[Alternative, ...]:
     """Judge other layouts of the first of some tensors that can be cut.
 
@@ -43,91 +64,94 @@ def other_cuts(case: Case, tensors: list[str]) -> tuple[Alternative, ...]:
     if partition.submeshes > 1:
         why = "cuts inside of submeshes are not judged one by one"
         return (_refused("cut otherwise, or on another submesh", why, judged=False),)
-    shapes = {t.name: t.shape for op in case.graph.ops for t in op.outputs}
-    name = next((each for each in tensors if shapes.get(each)), None)
-    if name is None:
+    if case.plan.recompute is not None or case.plan.offload is not None:
+        why = "second calls and state on the host were chosen for the cut that is there"
+        return (_refused("cut otherwise", why, judged=False),)
+    graph = graph_in_pieces(case.graph, case.plan)
+    found = ((each, _pieces_of(graph, each)) for each in tensors)
+    name, pieces = next(((each, cut) for each, cut in found if cut and cut[0].shape), ("", []))
+    if not pieces:
         return ()
-    local = len(case.graph.ops) * case.plan.num_devices
+    local = len(graph.ops) * case.plan.num_devices
     if local > MANY_LOCAL_OPS:
-        why = f"{len(case.graph.ops)} ops on {case.plan.num_devices} devices take too long"
+        why = f"{len(graph.ops)} ops on {case.plan.num_devices} devices take too long"
         return (_refused(f"{name} cut otherwise, or whole", why, judged=False),)
-    shape, axes = shapes[name] or (), len(partition.mesh.shape)
+    shape, axes = pieces[0].shape or (), len(partition.mesh.shape)
     layouts: list[Layout] = [(None,) * axes]
     layouts += [(dim,) * axes for dim in range(min(len(shape), MOST_DIMS))]
-    now = layout_of(tuple(partition.sharding[name]))
+    now = layout_of(tuple(partition.sharding[pieces[0].name]))
+    asked = _Asked(case, graph, partition, name, [each.name for each in pieces])
     return tuple(
         found
         for layout in layouts
         if layout != now and owned_boxes(shape, layout, partition.mesh) is not None
-        for found in _judged(case, partition, name, layout, anew=local <= FEW_LOCAL_OPS)
+        for found in _judged(asked, layout, anew=local <= FEW_LOCAL_OPS)
     )
 
 
-def _judged(
-    case: Case, partition: Partition, name: str, layout: Layout, *, anew: bool
-) -> Iterator[Alternative]:
+def _pieces_of(graph: Graph, name: str) -> list[Tensor]:
+    """Return what a step in pieces has of a tensor: itself, or one for each piece."""
+    outputs = (t for op in graph.ops for t in op.outputs)
+    return [t for t in outputs if t.name == name or origin(t.name) == name]
+
+
+def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternative]:
     """Yield what a layout costs.
 
     Args:
-        case: The plan.
-        partition: Of the plan.
-        name: Of the tensor.
+        asked: About which tensor.
         layout: Another one.
         anew: Whether all else is cut anew, too.
     """
-    words = placements(layout)
-    costs = costs_for(case.graph, case.cluster, case.choice)
-    problem = Problem(case.graph, case.cluster, costs, options_of(case, "tofu"))
-    what = f"{name} as ({', '.join(words)})"
+    case, partition = asked.case, asked.partition
+    costs = costs_for(asked.graph, case.cluster, case.choice)
+    problem = Problem(asked.graph, case.cluster, costs, options_of(case, "tofu"))
+    what = f"{asked.name} as ({', '.join(placements(layout))})"
     if partition.loops is not None:
-        layouts = _with_layout(case, partition, name, layout)
-        sharding = Sharding(partition.mesh, layouts, partition.loops)
-        yield _alternative(case, problem, f"{what}, all else as it is", name, sharding)
+        sharding = Sharding(partition.mesh, _with_layout(asked, layout), partition.loops)
+        yield _alternative(asked, problem, f"{what}, all else as it is", sharding)
     if not anew:
         return
     limits = [size for size in problem.capacities if size is not None]
     try:
         sharding = search(
-            case.graph, case.cluster, case.plan.objective, costs=costs,
-            capacity=min(limits, default=None), fixed=FixedLayouts(partition.mesh, {name: layout}),
+            asked.graph, case.cluster, case.plan.objective, costs=costs,
+            capacity=min(limits, default=None),
+            fixed=FixedLayouts(partition.mesh, dict.fromkeys(asked.pieces, layout)),
         )  # fmt: skip
     except PardnnError as error:
         yield _refused(f"{what}, all else cut anew", error.message.splitlines()[0])
         return
-    yield _alternative(case, problem, f"{what}, all else cut anew", name, sharding)
+    yield _alternative(asked, problem, f"{what}, all else cut anew", sharding)
 
 
-def _with_layout(case: Case, partition: Partition, name: str, layout: Layout) -> dict[str, Layout]:
+def _with_layout(asked: _Asked, layout: Layout) -> dict[str, Layout]:
     """Return the layouts of a plan with another one of a tensor, and of what shares its storage.
 
     Args:
-        case: The plan.
-        partition: Of the plan.
-        name: Of the tensor.
+        asked: About which tensor.
         layout: Its other layout.
     """
-    owners = storage_owners(case.graph.ops)
-    shapes = {t.name: t.shape for op in case.graph.ops for t in op.outputs}
+    owners = storage_owners(asked.graph.ops)
+    shapes = {t.name: t.shape for op in asked.graph.ops for t in op.outputs}
+    sharding = asked.partition.sharding
+    moved = {(owners[piece], shapes[piece], tuple(sharding[piece])) for piece in asked.pieces}
     found: dict[str, Layout] = {}
-    for each, words in partition.sharding.items():
-        shares = owners[each] == owners[name] and shapes[each] == shapes[name]
-        is_alike = shares and words == partition.sharding[name]
+    for each, words in sharding.items():
+        is_alike = (owners[each], shapes[each], tuple(words)) in moved
         known = layout if is_alike else layout_of(tuple(words))
         if known is not None:
             found[each] = known
     return found
 
 
-def _alternative(
-    case: Case, problem: Problem, what: str, name: str, sharding: Sharding
-) -> Alternative:
+def _alternative(asked: _Asked, problem: Problem, what: str, sharding: Sharding) -> Alternative:
     """Return what a sharding comes to.
 
     Args:
-        case: The plan.
+        asked: About which tensor.
         problem: What it solves.
         what: It is, for people.
-        name: Of the tensor that lies otherwise.
         sharding: The other cut.
     """
     try:
@@ -135,14 +159,16 @@ def _alternative(
     except PardnnError as error:
         return _refused(what, error.message.splitlines()[0])
     made = found.plan.partition
-    if made is None or tuple(made.sharding[name]) != placements(sharding.layouts[name]):
+    if made is None or any(
+        tuple(made.sharding[piece]) != placements(sharding.layouts[piece]) for piece in asked.pieces
+    ):
         return _refused(what, "ops that write or view it are cut along other dims")
     return Alternative(
         what=what,
         judged=True,
         fits=True,
         makespan_s=found.makespan_s,
-        change_s=found.makespan_s - case.timeline.makespan,
+        change_s=found.makespan_s - asked.case.timeline.makespan,
         peak_bytes=tuple(peaks(found.graph.arrays, found.arrays).tolist()),
         transfer_bytes=found.transfer_bytes,
     )

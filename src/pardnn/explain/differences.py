@@ -253,21 +253,19 @@ def _reordered(before: Sequence[str], after: Sequence[str]) -> int:
 
 def _relaid(a: Case, b: Case) -> tuple[Relaid, ...]:
     """Return the tensors that lie otherwise, the largest first."""
-    if a.plan.partition is None or b.plan.partition is None:
-        return ()
-    before, after = a.plan.partition.sharding, b.plan.partition.sharding
-    tensors = {t.name: (op.name, t.bytes) for op in a.graph.ops for t in op.outputs}
     numbers = _numbers(a)
     found = [
         Relaid(
-            tensor=name,
-            layer=a.layers[numbers[tensors[name][0]][0]],
-            bytes=tensors[name][1],
-            before=tuple(words),
-            after=tuple(after[name]),
+            tensor=tensor.name,
+            layer=a.layers[numbers[op.name][0]],
+            bytes=tensor.bytes,
+            before=a.layouts[tensor.name],
+            after=b.layouts[tensor.name],
         )
-        for name, words in before.items()
-        if name in after and tuple(words) != tuple(after[name])
+        for op in a.graph.ops
+        for tensor in op.outputs
+        if tensor.name in a.layouts
+        and a.layouts[tensor.name] != b.layouts.get(tensor.name, a.layouts[tensor.name])
     ]
     return tuple(sorted(found, key=lambda each: (-each.bytes, each.tensor)))
 

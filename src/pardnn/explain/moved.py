@@ -1,10 +1,11 @@
 """Another placement, judged: the ops in an order of its own, simulated, its memory proven.
 
 Two orders are tried and the faster one of those that fit counts: that of the plan, in which what is
-moved keeps its turn, with messages posted as memory allows; and a new one, as the planner finds it
-for a fixed placement. So a move is judged by what it costs without moving anything else, and the
-best plan with it may be faster. Where a new order alone is faster than the plan's, that is told
-beside: it is no merit of the move.
+moved keeps its turn, with messages posted as memory allows (where that does not fit, an order as
+near to it as memory allows); and a new one, as the planner finds it for a fixed placement. So a
+move is judged by what it costs without moving anything else, and the best plan with it may be
+faster. Where a new order alone is faster than the plan's, that is told beside: it is no merit of
+the move.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy import ndarray
 
 from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
-from pardnn.place.ordering.fit import fit_schedule, fits
+from pardnn.place.ordering.fit import fit_near, fit_schedule, fits
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.file import stamped
@@ -78,7 +79,10 @@ def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
     kept = memory_bounded_plan(
         a, machine, place, case.timeline.dispatch.copy(), case.usable, case.overwrites
     )
-    found = [kept] if fits(a, kept, case.usable) else []
+    near = kept
+    if not fits(a, kept, case.usable):
+        near = fit_near(a, machine, place, case.timeline, case.usable, case.overwrites)
+    found = [] if near is None else [near]
     anew = fit_schedule(graph, machine, place, case.usable)
     found += [] if anew is None else [anew]
     if not found:

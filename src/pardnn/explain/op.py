@@ -34,7 +34,6 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
     op = _op(case, subject.name, subject.ops)
     a = case.planned.arrays
     tensors = [t for i in subject.ops for t in range(a.output_ptr[i], a.output_ptr[i + 1])]
-    sharding = case.plan.partition.sharding if case.plan.partition else {}
     return OpExplained(
         name=subject.name,
         kind=op.kind,
@@ -45,7 +44,7 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
         moves_with=_moves_with(case, subject.ops),
         constraints=tuple(str(each.constraint) for each in case.constraints_on(subject.ops)),
         memory=Memory(case).of_tensors(tensors),
-        layouts={t.name: sharding[t.name] for t in op.outputs if t.name in sharding},
+        layouts={t.name: case.layouts[t.name] for t in op.outputs if t.name in case.layouts},
         alternatives=_alternatives(case, subject, [t.name for t in op.outputs]),
         makespan_s=case.timeline.makespan,
         peak_bytes=case.peak_bytes,
@@ -64,8 +63,8 @@ def explain_tensor(case: Case, subject: Subject) -> TensorExplained:
     tensor = next(t for t in _outputs(case, subject) if _is_named(t.name, subject.name))
     numbers = {name: i for i, name in enumerate(case.tensor_names)}
     ours = [numbers[t.name] for t in _outputs(case, subject) if _is_named(t.name, subject.name)]
-    partition = case.plan.partition
     whole = next((t for t in op.outputs if t.name == subject.name), tensor)
+    lies = subject.name if whole is not tensor else subject.name.rpartition("@")[0]
     return TensorExplained(
         name=subject.name,
         bytes=whole.bytes,
@@ -74,10 +73,10 @@ def explain_tensor(case: Case, subject: Subject) -> TensorExplained:
         made_by=op.name,
         layer=case.layers[subject.ops[0]],
         source=op.source,
-        layout=partition.sharding.get(subject.name) if partition else None,
+        layout=case.layouts.get(lies),
         memory=Memory(case).of_tensors(ours),
         messages=_messages(case, set(ours)),
-        alternatives=_alternatives(case, subject, [subject.name]),
+        alternatives=_alternatives(case, subject, [lies]),
         makespan_s=case.timeline.makespan,
         peak_bytes=case.peak_bytes,
         notes=case.notes,
@@ -102,7 +101,7 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
         name=case.devices[device],
         makespan_s=case.timeline.makespan,
         busy_s=busy,
-        idle_s=case.timeline.makespan - busy,
+        idle_s=max(case.timeline.makespan - busy, 0.0),  # a sum of parts may round up
         ops=end - begin,
         layers=tuple(LayerSeconds(layer=name, seconds=seconds) for name, seconds in by_time),
         waits=waits_of(case, device),

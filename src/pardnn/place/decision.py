@@ -75,6 +75,6 @@ def fitted(
     plan = fit_schedule(graph, machine, place, capacities)
     if plan is None:
         raise InfeasibleError(
-            "this algorithm's placement does not fit, in no order that was tried."
+            "this algorithm's placement does not fit in any order that was tried."
         )
     return Decision(plan)

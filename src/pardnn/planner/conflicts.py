@@ -6,12 +6,12 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
-from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
+from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
-from pardnn.planner.constrained import constrained, refused
+from pardnn.planner.constrained import at_odds, constrained, refused
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
@@ -35,16 +35,8 @@ def steered(problem: Problem) -> Problem:
     odds = next(_at_odds(problem, demanded), ())
     if odds:
         raise refused(odds, "cannot hold together")
-    cuts, pieces = cutting(demanded), [each for each in demanded if each.kind == "pieces"]
+    pieces = [each for each in demanded if each.kind == "pieces"]
     wanted = options.microbatches
-    if cuts and (options.recompute or wanted not in (None, 1, "auto")):
-        what = "--recompute" if options.recompute else "--microbatches"
-        raise UsageError(
-            f"{shown(str(cuts[0]))} cuts ops, and {what} places whole ones: leave out one of them.",
-            code="E246",
-        )
-    if cuts:
-        return problem.with_options(microbatches=None)
     if not pieces:
         return problem
     count = pieces[0].count
@@ -69,9 +61,13 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
     yield from (
         (one, other) for one, other in itertools.pairwise(pieces) if one.count != other.count
     )
-    if cuts and placed:
+    if cuts and placed:  # each of two at odds holds alone, or they would not be the fewest
+        odds = at_odds(problem, placed)
+        if odds:
+            yield odds
+        if _is_torn(problem, cuts):
+            yield tuple(irreducible(cuts, lambda part: _is_torn(problem, part)))
         yield (cuts[0], placed[0])
-    yield from ((cuts[0], each) for each in pieces if cuts and each.count != 1)
 
 
 def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
@@ -103,8 +99,12 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
         return error
     if not fails(demanded):
         other = "tofu" if cutting(demanded) else "pardnn"
-        text = f"{options.algorithm} found no plan that meets the constraints"
-        return InfeasibleError(f"{text}; {other} does.\nUse {other}, or auto.\n{error.message}")
+        why = error.message.splitlines()[0].rstrip(".")
+        return InfeasibleError(
+            f"{options.algorithm} found no plan that meets the constraints: {why}.\n"
+            f"Use {other}, which does, or auto.",
+            details=error.details | {"try": [f"--algorithm {other}"]},
+        )
     odds = irreducible(demanded, fails)
     return refused(odds, "do not fit together, as far as was tried", f"\n{error.message}")
 

@@ -29,10 +29,10 @@ def constrained(problem: Problem) -> Problem:
     constraints = placing(problem.options.constraints)
     if not constraints or problem.allowed is not None:
         return problem
+    odds = at_odds(problem, constraints)
+    if odds:
+        raise refused(odds, "cannot hold together")
     setting, meant = _setting(problem), meant_by(problem, constraints)
-    found = conflict(setting, meant)
-    if found:
-        raise refused([each.constraint for each in found], "cannot hold together")
     joined = reduced(setting, meant)
     group = joined.joined
     group.setflags(write=False)
@@ -44,6 +44,16 @@ def constrained(problem: Problem) -> Problem:
     if allowed is None:
         raise refused(constraints, "were not met in the time for it")
     return dataclasses.replace(free, allowed=allowed[joined.group])
+
+
+def at_odds(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """Return constraints of whole ops that cannot hold together, each needed; empty if all may.
+
+    Raises:
+        UsageError: E245, if a name or a device is not there.
+    """
+    found = conflict(_setting(problem), meant_by(problem, constraints))
+    return tuple(each.constraint for each in found)
 
 
 def meant_by(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Named, ...]:

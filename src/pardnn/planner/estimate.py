@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from pardnn.cluster import more_like
+from pardnn.cluster import Cluster, more_like
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
+from pardnn.planner.constrained import constrained
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import fitting_plans
@@ -73,7 +74,8 @@ def _fitting_plan(problem: Problem, names: Sequence[str] = ()) -> PlanArrays | N
 def _best_plan(problem: Problem, names: Sequence[str]) -> PlanArrays:
     if not names:
         names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
-    return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
+    timed = problem.with_options(objective="seconds", time_limit=None)
+    return decide_best(constrained(timed), names).plan
 
 
 def with_limit(problem: Problem, limit: int | None) -> Problem:
@@ -167,7 +169,7 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     return MemoryByKind(**held)
 
 
-def suggestions(problem: Problem, peak: int | None = None, limit: int | None = None) -> list[str]:
+def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
     """Return options that were tried and fit: a larger limit, or more devices of this kind.
 
     They are tried by the algorithm and objective that were asked for; `auto` by `ALGORITHMS_TRIED`.
@@ -175,28 +177,30 @@ def suggestions(problem: Problem, peak: int | None = None, limit: int | None = N
     Args:
         problem: What no plan was found for.
         peak: Bytes of the plan that came nearest, where ops are cut.
-        limit: Bytes per device that were tried and fit; None to look for the least.
     """
     cluster, algorithm = problem.cluster, problem.options.algorithm
     names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
-    is_cut = algorithm in SHARDED
     try:
-        if limit is None and is_cut:  # planning a cut takes seconds: the least is not looked for
+        if algorithm in SHARDED:  # planning a cut takes seconds: the least is not looked for
             limit = limit_tried(problem, peak, _cut_peak)
-        elif limit is None:
+        else:
             limit, _ = minimum_limit(problem, names)
     except InfeasibleError:  # memory is not what is missing
         limit = None
-    tried = [] if limit is None else [f"--max-memory {_rounded_up(limit)}"]
+    tried = [] if limit is None else [f"--max-memory {rounded_up(limit)}"]
+    for more in larger_clusters(cluster):
+        if _fits(dataclasses.replace(problem, cluster=more), algorithm, names):
+            return [*tried, f"--devices {more.num_devices}"]
+    return tried
+
+
+def larger_clusters(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield twice and four times as many devices of a cluster; none where they are not alike."""
     device = cluster.devices[0]
     alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)
     if alike and cluster.default_link is not None and not cluster.links:
         for count in (cluster.num_devices * 2, cluster.num_devices * 4):
-            more = dataclasses.replace(cluster, devices=tuple(more_like(device, count)))
-            if _fits(dataclasses.replace(problem, cluster=more), algorithm, names):
-                tried.append(f"--devices {count}")
-                break
-    return tried
+            yield dataclasses.replace(cluster, devices=tuple(more_like(device, count)))
 
 
 def _fits(problem: Problem, algorithm: str, names: Sequence[str]) -> bool:
@@ -250,7 +254,7 @@ def limit_tried(
     return limit
 
 
-def _rounded_up(num_bytes: int) -> str:
+def rounded_up(num_bytes: int) -> str:
     """Return a size of at least `num_bytes` as people write it, at most 1 % larger."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= 100 * scale or (num_bytes >= scale and unit == "KiB"):

@@ -185,7 +185,7 @@ def _in_no_time(problem: Problem) -> Outcome | None:
 def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
     options = problem.options
     tried = (
-        ", ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none to its end"
+        "; ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none to its end"
     )
     return OutOfTimeError(
         f"{options.algorithm} found no plan that fits within {options.time_limit:g} s; tried: "
@@ -329,9 +329,10 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
         graph, costs = sharded.graph, sharded.costs
         machine = machine_of(costs, cluster)
     timeline = simulate(graph, machine, outcome.plan)
-    idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
+    rows = zip(cluster.devices, np.diff(outcome.plan.order_ptr).tolist(), strict=True)
+    idle = [device.name for device, ops in rows if not ops]
     notes = [*outcome.notes, *(sharded.plan.notes if sharded else ())]
-    notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
+    notes += [f"without ops: {', '.join(idle)}"] if idle else []
     stays = 0 if problem.state is None else len(kept(problem.graph, problem.state))
     notes += _policy_notes(problem, outcome)
     notes += [f"tensors of state that stay where they are: {stays}"] if stays else []

@@ -160,9 +160,3 @@ class PlanOptions:
         if wanted != "auto" and wanted < 1:
             raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
         self._check_ordered("microbatches run in a fixed order")
-        if demanded := cutting(self.constraints):
-            raise UsageError(
-                f"{shown(str(demanded[0]))} is of the whole batch, and does not hold for "
-                "microbatches yet.\nPlan without microbatches, or without it.",
-                code="E246",
-            )

@@ -325,7 +325,7 @@ def _with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
 
 
 def _tried(
-    problem: Problem, names: Iterable[str]
+    problem: Problem, names: Sequence[str]
 ) -> tuple[Outcome | None, list[Outcome], list[str], PardnnError | None]:
     """Return the best outcome, placements to polish, what was not considered, the first failure."""
     objective = problem.options.objective
@@ -345,7 +345,7 @@ def _tried(
             continue
         except InfeasibleError as error:
             problem.log.note(name, None, error.message.splitlines()[0])
-            failure = failure or error
+            failure = error if failure is None or names[0] == BEFORE else failure
             continue
         except PardnnError as error:
             if name not in SHARDED or (best is None and failure is None):

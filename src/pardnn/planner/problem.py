@@ -103,7 +103,8 @@ class Problem:
             return fixed_layouts(self.graph, self.state)
         before = layouts_before(self.graph, self.start, self.cluster)
         mesh = mesh_of(self.cluster)
-        demands = [*layout_demands(hard(self.options.constraints), self.graph, mesh)]
+        whole, pieces = (self.cut.whole, self.graph) if self.cut else (self.graph, None)
+        demands = [*layout_demands(hard(self.options.constraints), whole, mesh, pieces)]
         wanted, _ = layouts_of_demands(demands, mesh)
         if before is not None and before.mesh == mesh:
             return FixedLayouts(mesh, {**before.layouts, **wanted})

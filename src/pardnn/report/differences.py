@@ -196,7 +196,7 @@ def _relaid(result: DiffResult) -> Iterator[RenderableType]:
     ]
     yield table("", ("lies otherwise", "bytes", "first plan", "second plan"), rows)
     if len(result.relaid) > len(rows):
-        yield f"and {len(result.relaid) - len(rows)} tensors more; no single one was judged"
+        yield f"and {len(result.relaid) - len(rows)} more tensors; none was judged on its own"
 
 
 def _others(result: DiffResult) -> Iterator[RenderableType]:

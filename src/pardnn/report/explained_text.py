@@ -147,7 +147,7 @@ def _chain(call: values.Call) -> Iterator[RenderableType]:
     ]
     yield table("  which is when what it waits for is done, the last first:", ("",) * 5, rows)
     if len(call.chain) > LINKS:
-        yield f"  and {len(call.chain) - LINKS} links more, back to second 0"
+        yield f"  and {len(call.chain) - LINKS} more links, back to second 0"
 
 
 def _held(found: Sequence[values.Held], title: str) -> Iterator[RenderableType]:
@@ -276,7 +276,7 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
         for row in (result.rows if result.subject == "layer" else result.rows[: 2 * ROWS])
     ]
     columns = (
-        "layer", "computes", "at peaks", "of it state", "sends", "half: step", "half: largest peak"
+        "layer", "computes", "at peaks", "state of it", "sends", "half: step", "half: largest peak"
     )  # fmt: skip
     yield table("", columns, rows)
     if result.subject == "layer":

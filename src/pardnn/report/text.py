@@ -86,7 +86,7 @@ def _step_text(makespan_s: float, period_s: float | None, how: str = "simulated"
     text = f"step {seconds_text(makespan_s)} {how}"
     if period_s is None or makespan_s - period_s <= 1e-4 * makespan_s:
         return text
-    return f"{text}, {seconds_text(period_s)} among many (period)"
+    return f"{text}, {seconds_text(period_s)} over many steps (period)"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
@@ -94,7 +94,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Args:
         title: Stands above; may be empty.
-        columns: Heads; of numbers if a cell begins with one. The first keeps `NAME_WIDTH`.
+        columns: Heads; of numbers if a cell begins with one, and none is longer than `NAME_WIDTH`,
+            which the first keeps.
         rows: A cell per column; a tuple is a cell of several lines.
     """
     found = Table(
@@ -105,8 +106,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         show_header=any(columns),
     )
     for i, column in enumerate(columns):
-        is_number = i > 0 and any(_NUMBER.match(_lines(row[i])[0]) for row in rows)
-        longest = max((len(_lines(row[i])[0]) for row in rows), default=0)
+        longest = max((len(line) for row in rows for line in _lines(row[i])), default=0)
+        may_be = i > 0 and longest <= NAME_WIDTH  # sentences are read from the left
+        is_number = may_be and any(_NUMBER.match(_lines(row[i])[0]) for row in rows)
         width = None if i else min(longest, NAME_WIDTH)
         justify = "right" if is_number else "left"
         found.add_column(column, justify=justify, overflow="fold", min_width=width)
@@ -144,7 +146,7 @@ def _fields(result: Any) -> RenderableType:
         if value == defaults[key]:  # nothing to say, such as losses of code that did not run
             continue
         text: str | tuple[str, ...] = str(value)
-        if key.endswith("_bytes") and isinstance(value, int):
+        if key.endswith("bytes") and isinstance(value, int):
             text = bytes_text(value)
         elif key.endswith("_bytes") and isinstance(value, tuple | list):
             text = tuple(map(bytes_text, value))
@@ -381,7 +383,7 @@ def _verdict(result: results.RunResult) -> list[str]:
     largest = result.largest_difference
     found = "no number" if largest is None else f"{largest:.2g}"
     how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
-    how = f"losses {how} (cut ops add up in another order)"
+    how = f"losses {how} (sums are added up in another order)"
     return [how, *_state(result.state, is_cut=True)]
 
 

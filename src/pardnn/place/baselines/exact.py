@@ -122,7 +122,7 @@ def place_exact(
         placements = all_placements(arrays, machine, capacities, runnable(arrays, machine))
         plan = searched_plan(arrays, capacities, overwrites, placements).plan
         if plan is None:
-            raise InfeasibleError("the solver's placements do not fit, in no order that was tried.")
+            raise InfeasibleError("the solver's placements do not fit in any order that was tried.")
         best, shortest = Decision(plan), run_lists(arrays, machine, plan).makespan
     return best._replace(notes=(proof(shortest, bound),), lower_bound_s=min(bound, shortest))
 

@@ -100,6 +100,31 @@ def fit_candidate(
     plan = ordered_plan(arrays, machine.num_devices, place, timeline, overwrites)
     if fits(arrays, plan, capacities):
         return plan
+    best = fit_near(arrays, machine, place, timeline, capacities, overwrites)
+    if best is None and (place == place[0]).all():  # on one device all orders take as long
+        plan = free_plan(arrays, machine.num_devices, place, least_peak_positions(arrays))
+        best = plan if fits(arrays, plan, capacities) else None
+    return best
+
+
+def fit_near(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the fastest plan found for a placement that fits, of those near a timeline's order.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Whose order of ops counts; it may be that of another placement.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
     best: PlanArrays | None = None
     shortest = np.inf
     for base in (file_positions(arrays), eager_free_positions(arrays)):
@@ -107,9 +132,6 @@ def fit_candidate(
         makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
         if makespan < shortest:
             best, shortest = plan, makespan
-    if best is None and (place == place[0]).all():  # on one device all orders take as long
-        plan = free_plan(arrays, machine.num_devices, place, least_peak_positions(arrays))
-        best = plan if fits(arrays, plan, capacities) else None
     return best
 
 

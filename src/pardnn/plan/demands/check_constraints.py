@@ -11,7 +11,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import PLACING, Constraint, Named, constraint_to_dict, named
 from pardnn.plan.demands.layout_demands import how, layout_demands
 from pardnn.plan.mesh import layout_of, make_mesh
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, graph_in_pieces
 
 _NO_MESH = make_mesh((1,))
 
@@ -88,7 +88,8 @@ def _laid_otherwise(
         asked = [dataclasses.replace(each, axis=None) for each in constraints]
     number = {id(each): i for i, each in enumerate(asked)}
     try:
-        for demand in layout_demands(asked, graph, mesh):
+        pieces = None if cut is None or plan.pieces is None else graph_in_pieces(graph, plan)
+        for demand in layout_demands(asked, graph, mesh, pieces):
             i = number[id(demand.constraint)]
             words = () if cut is None else cut.sharding.get(demand.tensor, ())
             dim = (layout_of(words) or (None,) * len(mesh.shape))[demand.axis]

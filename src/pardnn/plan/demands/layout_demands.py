@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pardnn.errors import shown
 from pardnn.graph.ir import Graph, Tensor
+from pardnn.graph.layers import origin
 from pardnn.plan.constraints import WHOLE, Constraint, Names, unusable
 from pardnn.plan.mesh import FREE, Layout, Mesh
 
@@ -21,7 +22,7 @@ class LayoutDemand(NamedTuple):
 
 
 def layout_demands(
-    constraints: Sequence[Constraint], graph: Graph, mesh: Mesh
+    constraints: Sequence[Constraint], graph: Graph, mesh: Mesh, cut: Graph | None = None
 ) -> Iterator[LayoutDemand]:
     """Yield what constraints of kind "layout" demand; others are passed over.
 
@@ -29,6 +30,8 @@ def layout_demands(
         constraints: Of the user.
         graph: The step, whose names they use.
         mesh: Whose axes cut.
+        cut: The step with its batch in pieces, for demands on what it has of each tensor; None if
+            it is whole.
 
     Raises:
         UsageError: E245, if a name, a dim or an axis is not there.
@@ -36,13 +39,26 @@ def layout_demands(
     of_layout = [each for each in constraints if each.kind == "layout"]
     if not of_layout:
         return  # names are of all ops, and most plans have no such constraint
-    names = Names(graph, graph)
+    names, pieces = Names(graph, graph), _pieces(cut)
     for each in of_layout:
         dim = None if isinstance(each.dim, str) else each.dim
         for text in each.what:
             for tensor in _with_dim(names.tensors(text, each), each, dim):
-                for axis in _axes(each, mesh):
-                    yield LayoutDemand(each, tensor.name, axis, dim)
+                for name in pieces.get(tensor.name, (tensor.name,)):
+                    for axis in _axes(each, mesh):
+                        yield LayoutDemand(each, name, axis, dim)
+
+
+def _pieces(cut: Graph | None) -> dict[str, list[str]]:
+    """Return the names of the pieces of each tensor that a step in pieces has no whole one of."""
+    found: dict[str, list[str]] = {}
+    if cut is None:
+        return found
+    names = {tensor.name: None for op in cut.ops for tensor in op.outputs}
+    for name in names:
+        if (whole := origin(name)) not in names:
+            found.setdefault(whole, []).append(name)
+    return found
 
 
 def _with_dim(found: Sequence[Tensor], each: Constraint, dim: int | None) -> list[Tensor]:

@@ -216,17 +216,19 @@ def _check_work(problem: Problem, local: Graph, plan: PlanArrays, unless_above: 
 
 
 def _check_fixed(problem: Problem, sharding: Sharding) -> None:
-    """Raise if state that stays where it is would be laid out otherwise."""
-    fixed = problem.fixed
+    """Raise if a tensor would be laid out otherwise than it lies, or than is demanded."""
+    fixed, stays = problem.fixed, problem.state is not None
+    lies, first = "is to lie", ""
+    if stays:
+        lies, first = "lies", "\nPlan this step first and keep its state for the other one."
     for name, layout in fixed.layouts.items() if fixed else ():
         found = sharding.layouts[name]
         if not meets(found, layout):
             raise InfeasibleError(
-                f"{shown(name)} lies cut as ({', '.join(placements(layout))}), but an op of this "
-                f"step that writes or views it needs it as ({', '.join(placements(found))}): no "
-                "cut that was found leaves it where it is.\nPlan this step first and keep its "
-                "state for the other one.",
-                details={"tensor": name},
+                f"{shown(name)} {lies} as ({', '.join(placements(layout))}), but an op of this "
+                f"step that writes or views it needs it as ({', '.join(placements(found))}), in "
+                f"every cut that was found.{first}",
+                details={"tensor": name} if stays else {"tensor": name, "try": []},
             )
 
 

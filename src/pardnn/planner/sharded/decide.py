@@ -215,7 +215,8 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
         elif algorithm in ACCUMULATING:
             yield accumulating(algorithm, cut.whole, graph, target)
         else:  # a rule looks at the step, and its pieces follow
-            yield in_pieces(cut.whole, graph, search(cut.whole, target))
+            whole = replace(problem, graph=cut.whole, cut=None)
+            yield in_pieces(cut.whole, graph, search(cut.whole, whole.fixed or cluster))
         return
     if fixed is None:
         yield from shared_shardings(problem, SLACKS[0], problem.options.objective)

@@ -116,8 +116,8 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
     if options.algorithm not in fitting:
         kind = "cuts ops" if start.partition is not None else "places whole ops"
         raise UsageError(
-            f"{options.algorithm} does not start from a plan that {kind}; auto does.\n"
-            f"Leave out the algorithm, or the plan to start from.",
+            f"{options.algorithm} does not start from a plan that {kind}.\n"
+            f"Use auto, which does, or leave out the plan to start from.",
             code="E249",
         )
     pieces = len(start.pieces.points) - 1 if start.pieces is not None else None

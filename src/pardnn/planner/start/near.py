@@ -1,9 +1,9 @@
 """A search near the plan that a user starts from: repaired, improved by small moves, kept near.
 
-The plan itself, in its own order if it has to fit a new limit, and `pardnn`'s warm start for other
-graphs and devices are the candidates (`portfolio`). Local search improves the better one, with a
-part of its usual work and without placing all ops anew; then moves that bring nothing are undone
-(`place.polish.restore`).
+The plan itself, what must move moved and in an order near its own if it has to fit a new limit, and
+`pardnn`'s warm start for other graphs and devices are the candidates (`portfolio`). Local search
+improves the better one, with a part of its usual work and without placing all ops anew; then moves
+that bring nothing are undone (`place.polish.restore`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from pardnn.errors import InfeasibleError
-from pardnn.place.ordering.fit import fits
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable
+from pardnn.place.ordering.fit import fit_near, fits
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.polish.polish import polish, work_for
@@ -20,6 +21,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.start.earlier import plan_before
 from pardnn.sim.engine import run_lists
+from pardnn.sim.machine import machine_of
 from pardnn.sim.transfers import missing_link
 
 #: Local search takes this part of its usual work.
@@ -27,29 +29,36 @@ WORK_PART = 4
 
 
 def itself(problem: Problem) -> PlanArrays:
-    """Return the earlier plan if it is one for this graph; messages moved, if it must fit so.
+    """Return the earlier plan if it is one for this graph; what must move moved, messages, too.
+
+    What is on a device where it may no longer be goes to another one. Where the plan then does not
+    fit, messages and turns change as far as they have to.
 
     Raises:
-        InfeasibleError: E301, if it is for another graph, does not run on these devices, would move
-            state, or does not fit in its own order.
+        InfeasibleError: E301, if it is for another graph, has no place on these devices, or no
+            order near its own fits.
     """
-    machine, pins, a = problem.machine, problem.known.pins, problem.graph.arrays
-    plan = plan_before(problem.graph, problem.before, problem.cluster)
+    machine, graph, a = problem.machine, problem.graph, problem.graph.arrays
+    plan = plan_before(graph, problem.before, problem.cluster)
     if plan is None:
         raise InfeasibleError("the plan that was there before is none for this graph")
-    place = plan.place
-    can_run = np.isfinite(machine.seconds[machine.device_class[place], np.arange(len(place))])
-    stays = (pins < 0) | (pins == place)
-    if not (can_run & stays).all() or missing_link(a, machine, place) is not None:
+    free = machine_of(problem.costs, problem.cluster)
+    seconds = free.seconds[free.device_class[plan.place], np.arange(len(plan.place))]
+    arrays = closed_arrays(graph)
+    place = legal_placement(arrays, runnable(arrays, machine), plan.place)
+    if not np.isfinite(seconds).all() or missing_link(a, machine, place) is not None:
         raise InfeasibleError("the plan that was there before does not run on these devices")
-    if not fits(a, plan, problem.capacities):
-        position = run_lists(a, machine, plan).dispatch.copy()
-        plan = memory_bounded_plan(
-            a, machine, place, position, problem.capacities, first_overwrites(problem.graph)
-        )
-        if not fits(a, plan, problem.capacities):
-            raise InfeasibleError("the plan that was there before does not fit")
-    return plan
+    if np.array_equal(place, plan.place) and fits(a, plan, problem.capacities):
+        return plan
+    timeline, overwrites = run_lists(a, free, plan), first_overwrites(graph)
+    found: PlanArrays | None = memory_bounded_plan(
+        a, machine, place, timeline.dispatch.copy(), problem.capacities, overwrites
+    )
+    if not fits(a, found, problem.capacities):
+        found = fit_near(a, machine, place, timeline, problem.capacities, overwrites)
+    if found is None:
+        raise InfeasibleError("the plan that was there before does not fit")
+    return found
 
 
 def improved(problem: Problem, plan: PlanArrays) -> PlanArrays:

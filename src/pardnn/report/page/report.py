@@ -109,7 +109,9 @@ def _waits(found: Simulated, why: Causes, device: int) -> tuple[tuple[str, float
         end = "" if idle.before >= 0 else ", with no work left"
         spent[text + end] = spent.get(text + end, 0.0) + stretch.finish - stretch.start
     listed = sorted(spent.items(), key=lambda pair: (-pair[1], pair[0]))
-    return tuple(listed[:MOST_WAITS])
+    rest = sum(seconds for _, seconds in listed[MOST_WAITS:])
+    others = [("other waits", rest)] if len(listed) > MOST_WAITS else []
+    return (*listed[:MOST_WAITS], *others)
 
 
 def _notes(found: Simulated, bars: Bars) -> list[str]:

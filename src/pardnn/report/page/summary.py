@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pardnn.graph.layers import origin
 from pardnn.plan.plan import Plan
 from pardnn.report.page.bars import Critical
 from pardnn.report.page.contents import Binding, DeviceRow, LinkRow, Times
@@ -20,6 +21,10 @@ LATER = 0.005
 BUSY = 0.9
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _batch(plan: Plan) -> str:
     return f"the batch is in {len(plan.pieces.points) - 1} pieces, and " if plan.pieces else ""
 
@@ -34,7 +39,8 @@ def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
         yield f"{step}: {_batch(plan)}every op is cut over {over} ({where})."
     elif plan.pieces is not None:
         pieces = len(plan.pieces.points) - 1
-        yield f"{step}: the batch is cut in {pieces} pieces, each placed by itself on {where}."
+        how = "each op on one device for all of them" if _alike(found) else "each placed by itself"
+        yield f"{step}: the batch is cut in {pieces} pieces, {how}, on {where}."
     else:
         yield f"{step}: each of {len(found.whole.ops)} ops runs whole on one device of {where}."
     used = [device for device in devices if device.busy_s > 0]
@@ -48,10 +54,20 @@ def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
     if idle:
         yield f"Without work: {', '.join(idle[:8])}{' and others' if len(idle) > 8 else ''}."
     if plan.offload:
-        yield f"{len(plan.offload)} tensors of optimizer state are on the host."
+        are = "is" if len(plan.offload) == 1 else "are"
+        yield f"{_count(len(plan.offload), 'tensor')} of optimizer state {are} on the host."
     if plan.recompute:
-        yield f"{len(plan.recompute)} ops are called a second time to save memory."
+        are = "is" if len(plan.recompute) == 1 else "are"
+        yield f"{_count(len(plan.recompute), 'op')} {are} called a second time to save memory."
     yield f"Decided by {plan.algorithm or 'hand'}; {_kept(found)}"
+
+
+def _alike(found: Simulated) -> bool:
+    """Whether every op runs on one device for all pieces of the batch, as in a pipeline."""
+    places = zip(found.graph.ops, found.arrays.place.tolist(), strict=True)
+    return len({origin(op.name) for op in found.graph.ops}) == len(
+        {(origin(op.name), device) for op, device in places}
+    )
 
 
 def _kept(found: Simulated) -> str:
@@ -67,7 +83,7 @@ def costs(found: Simulated, times: Times, devices: Sequence[DeviceRow]) -> Itera
         step += f", {times.serial_s / times.makespan_s:.2f} times as fast as one device"
     yield f"{step}."
     if times.makespan_s - times.period_s > LATER * times.makespan_s:
-        yield f"Among many steps, each takes {seconds_text(times.period_s)} (the period)."
+        yield f"Over many steps, each takes {seconds_text(times.period_s)} (the period)."
     if times.lower_bound_s > 0:
         gap = times.makespan_s / times.lower_bound_s - 1
         yield (
@@ -81,7 +97,9 @@ def costs(found: Simulated, times: Times, devices: Sequence[DeviceRow]) -> Itera
     yield f"{text}. Peaks follow from the order alone and are proven."
     sent = found.message_bytes
     if len(sent):
-        yield f"{len(sent)} messages carry {bytes_text(int(sent.sum()))} between devices."
+        carry = "carries" if len(sent) == 1 else "carry"
+        sum_text = bytes_text(int(sent.sum()))
+        yield f"{_count(len(sent), 'message')} {carry} {sum_text} between devices."
 
 
 def bindings(
@@ -112,10 +130,12 @@ def bindings(
             )
     busy = max(devices, key=lambda device: device.busy_s)
     if busy.busy_s >= BUSY * step:
+        rest = percent_text(max(0.0, 1 - busy.busy_s / step))
+        least = "no" if rest == percent_text(0.0) else f"at most {rest}"
         yield Binding(
             what="compute",
-            text=f"{busy.name} computes {percent_text(busy.busy_s / step)} of the step: only less "
-            "or faster work there makes it shorter.",
+            text=f"{busy.name} computes {percent_text(busy.busy_s / step)} of the step, which gets "
+            f"{least} shorter without less or faster work there.",
         )
     yield _path(found, times, critical)
 
@@ -148,11 +168,11 @@ def _path(found: Simulated, times: Times, critical: Critical) -> Binding:
         for seconds, name in shares[:4]
         if seconds > WORTH * step
     )
-    number = int((critical.op_s > 0).sum())
+    ops, messages = int((critical.op_s > 0).sum()), int((critical.message_s > 0).sum())
     return Binding(
         what="critical path",
-        text=f"The critical path runs through {number} ops ({listed or 'none long'}) and "
-        f"{int((critical.message_s > 0).sum())} messages "
+        text=f"The critical path runs through {_count(ops, 'op')} ({listed or 'none long'}) and "
+        f"{_count(messages, 'message')} "
         f"({percent_text(times.critical_messages_s / step)}): the step gets no shorter "
         "unless something on it does.",
     )
