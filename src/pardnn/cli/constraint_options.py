@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ConstraintsFile = Annotated[
     Path | None,
-    typer.Option("--constraints", help="File of constraints (docs/guides/steering.md)."),
+    typer.Option("--constraints", help="Constraints file (docs/guides/steering.md)."),
 ]
 Pins = Annotated[
     list[str] | None,

@@ -96,7 +96,7 @@ def report(
     output: opt.Output,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Show what `run --record` measured beside the plan."),
+        typer.Option("--run", help="Show what `run --record` measured, too."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
@@ -135,7 +135,7 @@ def export(
     ],
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Show what `run --record` measured beside the plan."),
+        typer.Option("--run", help="Show what `run --record` measured, too."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,

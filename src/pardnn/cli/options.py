@@ -187,7 +187,7 @@ StartPlan = Annotated[
     typer.Option(
         "--start",
         metavar="PLAN",
-        help="Start from this plan: repair it, and improve it by small moves.",
+        help="Repair this plan and improve it by small moves.",
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")]

@@ -30,7 +30,7 @@ def explain(
     ] = False,
     layers: Annotated[
         bool,
-        typer.Option("--layers", help="What each layer costs, and what half of it would bring."),
+        typer.Option("--layers", help="Each layer's cost, and what half of it would bring."),
     ] = False,
     algorithm: Annotated[
         str | None,
