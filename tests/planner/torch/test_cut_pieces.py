@@ -168,12 +168,6 @@ def test_pieces_of_fewer_samples_than_devices_are_refused() -> None:
     assert planned("zero-1", "auto", 4).algorithm == "zero-1"  # 8 pieces end the search
 
 
-def test_layouts_demanded_of_the_whole_batch_are_refused() -> None:
-    demand = pardnn.fix_layout("x", 0)
-    with pytest.raises(UsageError, match="microbatches"):
-        PlanOptions(algorithm="tofu", microbatches=2, constraints=(demand,))
-
-
 @functools.cache
 def head() -> Graph:
     """One layer that tells many classes apart: its scores are of a whole batch, or of a piece."""

@@ -90,18 +90,13 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        threads = threads_refused(tracer.locator.line)
-        with (
-            _uncompiled(),
-            threads,
-            mode,
-            tracer,
-            traced[0],
-            traced[1],
-            python_calls(),
-            _quiet_fakes(),
-        ):
+        around = (
+            _uncompiled(), threads_refused(tracer.locator.line), mode, tracer,
+            tracer.locator.tracking_modules(), rewritten(tracer), python_calls(), _quiet_fakes(),
+        )  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            for each in around:
+                stack.enter_context(each)
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
