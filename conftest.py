@@ -20,17 +20,18 @@ import pytest
 
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
-    "test_cut_pieces_ranks.py", "test_cut_recipes.py", "test_deferred.py",
-    "test_entry_point_once.py", "test_evaluation.py",
+    "test_choices.py", "test_chosen_tensors.py", "test_cut_pieces_ranks.py", "test_cut_recipes.py",
+    "test_deferred.py", "test_effects.py", "test_entry_point_once.py", "test_evaluation.py",
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py",
+    "test_filled_containers.py",
     "test_first_steps.py", "test_flight_record.py", "test_generator.py", "test_handshake.py",
-    "test_initialise_limits.py", "test_kill_matrix.py", "test_launcher.py", "test_limits.py",
-    "test_max_batch.py", "test_offloaded_ranks.py",
+    "test_initialise_limits.py", "test_key_orders.py", "test_kill_matrix.py", "test_launcher.py",
+    "test_limits.py", "test_max_batch.py", "test_numpy_numbers.py", "test_offloaded_ranks.py",
     "test_microbatched_ranks.py", "test_mixed_ranks.py", "test_mixed_session.py",
     "test_offloaded_session.py", "test_rebound.py", "test_recomputed_ranks.py", "test_results.py",
     "test_resume.py", "test_returned.py", "test_soak.py", "test_state_in_place.py",
     "test_stop_signal.py", "test_stream.py", "test_sums_in_place.py", "test_variants.py",
-    "test_whole_model.py",
+    "test_ways_out.py", "test_whole_model.py",
 }  # fmt: skip
 #: Whole tools and libraries, kills, all layouts by all operators.
 LONG = {
@@ -40,7 +41,7 @@ LONG = {
     "test_recipes.py", "test_run_faults.py", "test_save_faults.py", "test_saved_runs.py",
     "test_training_kills.py", "test_two_nodes.py", "test_whole_process.py",
 }  # fmt: skip
-#: They look at all that is alive: 20 s in a fresh process, 140 s in one with the garbage of others.
+#: They look at all that is alive: it takes longer in a process with the garbage of others.
 FIRST = ("test_local_ops.py", "test_references.py")
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}

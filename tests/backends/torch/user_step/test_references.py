@@ -4,11 +4,12 @@ import array
 import contextlib
 import ctypes
 import functools
+import gc
 import logging
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,15 @@ from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, weighed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _new_objects_alone() -> Iterator[None]:
+    """A look for what C++ holds goes through all objects: a second for those of torch alone."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Held:
@@ -263,10 +273,10 @@ def _registered() -> Callable[[float], None]:
 
 
 LIBRARY = torch.library.Library("pardnn_tests_of_cpp", "DEF")
-set_factor = _registered()
 
 
 def test_what_a_function_in_a_library_of_torch_reads_may_change() -> None:
+    set_factor = _registered()
     assert_follows(
         lambda x: torch.ops.pardnn_tests_of_cpp.registered(x) * 2,
         lambda i: set_factor(1.0 + i // 2),

@@ -160,9 +160,15 @@ def _definitions(names: Collection[str]) -> list[str]:
 
 def _named(names: Collection[str]) -> list[tuple[str, str]]:
     """Return namespace and name of the ops of libraries that are no `custom_op`."""
-    given = {_op_of(key) for key in torch.library._impls}
-    found = {(space, op) for space, op in given if space in names and op in names}
-    return sorted(each for each in found if each[0] not in _OWN and "::".join(each) not in OPDEFS)
+    given = _ops_of_libraries(frozenset(torch.library._impls))
+    found = [(space, op) for space, op in given if space in names and op in names]
+    return sorted(each for each in found if "::".join(each) not in OPDEFS)
+
+
+@functools.lru_cache(maxsize=1)  # a walk asks for each function; torch's own are 2,000
+def _ops_of_libraries(registered: frozenset[str]) -> frozenset[tuple[str, str]]:
+    found = map(_op_of, registered)
+    return frozenset(each for each in found if each[0] not in _OWN)
 
 
 def _ops_named(names: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -205,7 +211,8 @@ def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
     found = [x for x in objects if type(x) in kinds and not _is_known(x, running)]
     infos = [x for x in objects if type(x) is autograd.Info]
     ids = set(map(id, found))
-    known = Counter(id(x) for x in gc.get_referents(*objects) if id(x) in ids)
+    # Millions of references, most of them to others: the loop is in C.
+    known = Counter(filter(ids.__contains__, map(id, gc.get_referents(*objects))))
     del objects
     # Three more: of `found`, of `x` and of the call.
     held = [x for x in found if sys.getrefcount(x) - 3 > known[id(x)]]
