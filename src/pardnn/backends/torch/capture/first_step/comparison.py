@@ -106,7 +106,7 @@ def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]
 
 
 def _is_mark(name: str) -> bool:
-    """Whether torch's schedules note there that an optimizer was stepped: ranks do so themselves."""
+    """Whether torch's schedules note there that an optimizer was stepped, as ranks do, too."""
     return name.endswith("._opt_called")
 
 
