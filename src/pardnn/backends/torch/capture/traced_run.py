@@ -90,13 +90,7 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        around = (
-            _uncompiled(), threads_refused(tracer.locator.line), mode, tracer,
-            tracer.locator.tracking_modules(), rewritten(tracer), python_calls(), _quiet_fakes(),
-        )  # fmt: skip
-        with contextlib.ExitStack() as stack:
-            for each in around:
-                stack.enter_context(each)
+        with _tracing(tracer, mode):
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -127,6 +121,14 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+@contextlib.contextmanager
+def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
+    traced = tracer.locator.tracking_modules(), rewritten(tracer)
+    own = threads_refused(tracer.locator.line), _uncompiled(), _quiet_fakes()
+    with own[0], own[1], own[2], mode, tracer, traced[0], traced[1], python_calls():
+        yield
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:

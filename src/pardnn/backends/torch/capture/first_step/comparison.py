@@ -101,8 +101,13 @@ def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]
     No graph of the steps that repeat would leave them, and one that is captured later, for another
     shape of the batch, say, would begin as the first did.
     """
-    made = numbers.after.keys() - numbers.before.keys()
+    made = {each for each in numbers.after.keys() - numbers.before.keys() if not _is_mark(each)}
     return made - trace.changed.keys() - first.assigned.keys() - trace.assigned.keys()
+
+
+def _is_mark(name: str) -> bool:
+    """Whether torch's schedules note there that an optimizer was stepped, as ranks do, too."""
+    return name.endswith("._opt_called")
 
 
 def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:
