@@ -33,6 +33,9 @@ from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.errors import UnsupportedError
 
+#: In the names of what an optimizer holds for a parameter.
+_OF_STATE = ".state."
+
 
 def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collection[str]) -> None:
     """Reject a step whose first call makes states that it leaves to another path: by a count, say.
@@ -96,18 +99,14 @@ def first_difference(
 
 
 def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:
-    """Return the numbers that the first step alone leaves in new places: a flag, a constant.
+    """Return the numbers that the first step alone leaves in optimizer state: a flag, a constant.
 
     No graph of the steps that repeat would leave them, and one that is captured later, for another
-    shape of the batch, say, would begin as the first did.
+    shape of the batch, say, would begin as the first did. Flags elsewhere say that hooks or caches
+    are there, which a graph of the first step alone would not leave.
     """
-    made = {each for each in numbers.after.keys() - numbers.before.keys() if not _is_mark(each)}
+    made = {each for each in numbers.after.keys() - numbers.before.keys() if _OF_STATE in each}
     return made - trace.changed.keys() - first.assigned.keys() - trace.assigned.keys()
-
-
-def _is_mark(name: str) -> bool:
-    """Whether torch's schedules note there that an optimizer was stepped, as ranks do, too."""
-    return name.endswith("._opt_called")
 
 
 def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:
