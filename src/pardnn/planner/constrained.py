@@ -29,10 +29,10 @@ def constrained(problem: Problem) -> Problem:
     constraints = placing(problem.options.constraints)
     if not constraints or problem.allowed is not None:
         return problem
-    odds = at_odds(problem, constraints)
-    if odds:
-        raise refused(odds, "cannot hold together")
     setting, meant = _setting(problem), meant_by(problem, constraints)
+    found = conflict(setting, meant)
+    if found:
+        raise refused([each.constraint for each in found], "cannot hold together")
     joined = reduced(setting, meant)
     group = joined.joined
     group.setflags(write=False)

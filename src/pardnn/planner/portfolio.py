@@ -327,7 +327,7 @@ def _with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
 def _tried(
     problem: Problem, names: Sequence[str]
 ) -> tuple[Outcome | None, list[Outcome], list[str], PardnnError | None]:
-    """Return the best outcome, placements to polish, what was not considered, the first failure."""
+    """Return the best outcome, placements to polish, what was not considered, a failure."""
     objective = problem.options.objective
     best: Outcome | None = None
     placed, notes = list[Outcome](), list[str]()

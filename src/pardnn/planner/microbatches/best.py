@@ -34,26 +34,25 @@ class Best:
         failure: Of the first plan that did not fit; of the first that tells the bytes it needs.
         worse: How many outcomes since were no better.
         spent: Planning time of all, seconds.
-        had_too_many: Whether what was tried last had too many pieces to be faster.
-        had_no_room: Whether what was tried last did not fit: more pieces may.
+        failed: Why what was tried last gave no plan; None if it gave one.
     """
 
     def __init__(self, problem: Problem, found: Outcome | None = None) -> None:
         self.problem, self.found = problem, found
         self.failure: InfeasibleError | None = None
-        self.worse, self.had_too_many, self.had_no_room = 0, False, False
+        self.failed: InfeasibleError | None = None
+        self.worse = 0
         self.spent = 0.0 if found is None else found.planning_s
 
     def try_(self, plan: Callable[[], Outcome]) -> bool:
         """Return whether a plan is there and better than those before."""
         check_time()
-        self.had_too_many = self.had_no_room = False
+        self.failed = None
         try:
             outcome = plan()
         except InfeasibleError as error:
             self._note(error)
-            self.had_too_many = isinstance(error, TooManyPiecesError)
-            self.had_no_room = not self.had_too_many
+            self.failed = error
             return False
         self.spent += outcome.planning_s
         is_better = self._is_better(outcome)
@@ -70,6 +69,16 @@ class Best:
     def _is_better(self, outcome: Outcome) -> bool:
         best, objective = self.found, self.problem.options.objective
         return best is None or outcome.score(objective) < best.score(objective)
+
+    @property
+    def had_too_many(self) -> bool:
+        """Whether what was tried last had too many pieces to be faster."""
+        return isinstance(self.failed, TooManyPiecesError)
+
+    @property
+    def had_no_room(self) -> bool:
+        """Whether what was tried last did not fit: more pieces may."""
+        return self.failed is not None and not self.had_too_many
 
     @property
     def seconds(self) -> float:

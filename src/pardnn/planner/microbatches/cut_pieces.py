@@ -8,11 +8,12 @@ Complexity: that of a cut of the graph of the pieces, for each number of pieces.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from pardnn.errors import InfeasibleError, UsageError
+from pardnn.errors import UsageError
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.portfolio import Decide, Outcome
@@ -81,23 +82,24 @@ def better_cut_pieces(problem: Problem, best: Outcome | None, decide: Decide) ->
         best: The best plan without such cuts; None if none fits.
         decide: Runs algorithms on a problem, and returns the best outcome.
     """
-    options, log, found = problem.options, problem.log, Best(problem, best)
-    tries_all, k = options.microbatches == "auto", problem.cluster.num_devices
-    names = [n for n in HOLDING_LESS if k > 1 and (not tries_all or n in log.without_room)]
+    wanted, found, k = (
+        problem.options.microbatches,
+        Best(problem, best),
+        problem.cluster.num_devices,
+    )
+    names = [
+        name
+        for name in HOLDING_LESS
+        if k > 1 and (wanted != "auto" or name in problem.log.without_room)
+    ]
 
     def has_no_room(number: int, name: str) -> bool:
         within = dataclasses.replace(problem, below=min(found.seconds, LONGEST_S))
-        try:
-            outcome = _of(within, number, (name,), decide)
-            log.keep(outcome, options.objective)
-            found.take(Best(problem, outcome))
-        except InfeasibleError as error:
-            return PEAK in error.details
-        except UsageError:  # too few samples, or no such cut
-            pass
-        return False
+        with contextlib.suppress(UsageError):  # too few samples, or no such cut
+            found.try_(lambda: _of(within, number, (name,), decide))
+        return found.failed is not None and PEAK in found.failed.details
 
-    for number in counts() if options.microbatches == "auto" else (options.microbatches or 1,):
+    for number in counts() if wanted == "auto" else (wanted or 1,):
         local_ops = len(problem.graph.ops) * k * number
         most = AUTO_LOCAL_OPS if found.found is None else MANY_LOCAL_OPS
         if not names or local_ops > most or seconds_left() <= 0:
@@ -125,11 +127,12 @@ def _of(problem: Problem, count: int, names: Sequence[str], decide: Decide) -> O
 
 def _check_samples(problem: Problem, count: int, names: Sequence[str]) -> None:
     """Raise if pieces have fewer samples than the devices that share each."""
-    samples = analyse_batch(problem.graph, count).points[-1]
-    for name in names:
+    shared = [name for name in names if name in (*PRODUCTS, *SHARING)]
+    samples = analyse_batch(problem.graph, count).points[-1] if shared else 0
+    for name in shared:
         shape = mesh_of(problem.cluster).shape
         sharing = math.prod(shape[:-1] if name in PRODUCTS else shape)
-        if name in (*PRODUCTS, *SHARING) and samples // count < sharing:
+        if samples // count < sharing:
             most = samples // sharing
             instead = f"Ask for at most {most}" if most > 1 else "Plan without microbatches"
             raise UsageError(

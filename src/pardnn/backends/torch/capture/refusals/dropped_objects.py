@@ -29,7 +29,7 @@ class Dropped:
 
     Args:
         objects: What the step reaches, before it runs.
-        walk: Returns what it reaches now; with False, weak references left out.
+        walk: Returns what it reaches now, but through weak references.
 
     Raises:
         UnsupportedError: E804, of a weak reference to a tensor.
