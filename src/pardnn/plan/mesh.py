@@ -8,6 +8,7 @@ added up over the devices yet, each device along an axis holds a term (`PARTIAL`
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -135,8 +136,15 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
     Deviations from DTensor: parts of a dim that the axis does not divide differ by at most one,
     where DTensor's last parts may be empty; and they may be as unlike as the devices are.
     """
+    return _boxes(tuple(shape), tuple(layout), mesh.parts)
+
+
+@functools.lru_cache(maxsize=4096)  # most tensors of a step are alike
+def _boxes(
+    shape: tuple[int, ...], layout: Layout, axes: tuple[Parts, ...]
+) -> tuple[Box, ...] | None:
     boxes: list[Box] = [tuple((0, size) for size in shape)]
-    for dim, parts in zip(layout, mesh.parts, strict=True):
+    for dim, parts in zip(layout, axes, strict=True):
         cut: list[Box] = []
         for box in boxes:
             if dim in (None, PARTIAL):

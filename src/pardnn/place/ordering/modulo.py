@@ -12,15 +12,18 @@ The times are not kept to: they are keys by which `safe_schedule` orders what is
 Reference: Rau, "Iterative modulo scheduling", MICRO 1994 (without its backtracking).
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
-from bisect import insort
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
+from pardnn.kernels.jit import helper, kernel
 from pardnn.place.ordering.edges import Edges
 from pardnn.place.ordering.pieces import Pieces
 
@@ -32,15 +35,19 @@ class Model(NamedTuple):
     """One piece's ops in the reference order, and what waits for what in it.
 
     Attributes:
-        ops: Ops of the first piece.
-        before: Of each op, those of the piece that it waits for, with seconds between.
+        ops: Ops of the first piece, in the reference order.
+        before_ptr: Of each op of the graph, into `before`.
+        before: Ops of the first piece that it waits for.
+        delay: Seconds from the end of each of them until the op may start.
         is_filler: Whether no other device waits for what the op does, by op of the graph.
         period: Seconds of the busiest device's work on one piece.
         joins: Edges to ops of no piece, in the reference order.
     """
 
-    ops: list[int]
-    before: dict[int, list[tuple[int, float]]]
+    ops: Int64[ndarray, " o"]
+    before_ptr: Int64[ndarray, " n+1"]
+    before: Int64[ndarray, " b"]
+    delay: Float64[ndarray, " b"]
     is_filler: Bool[ndarray, " n"]
     period: float
     joins: list[tuple[int, int]]
@@ -55,25 +62,38 @@ def model_of(pieces: Pieces, edges: Edges, reference: Int64[ndarray, " n"]) -> M
         reference: Position of each op in a topological order.
     """
     n = len(edges.place)
-    order = np.argsort(reference).tolist()
-    ops = [op for op in order if pieces.piece[op] == 0]
-    before: dict[int, list[tuple[int, float]]] = {op: [] for op in ops}
+    order = np.argsort(reference)
+    ops = order[pieces.piece[order] == 0]
+    source, target = np.repeat(np.arange(n), np.diff(edges.ptr)), edges.successor
+    inner = np.flatnonzero((pieces.piece[source] == 0) & (pieces.piece[target] == 0))
+    inner = inner[np.argsort(target[inner], kind="stable")]
+    before_ptr = np.searchsorted(target[inner], np.arange(n + 1))
     needed = np.zeros(n, dtype=np.bool_)
-    for op in reversed(ops):
-        for i in range(edges.ptr[op], edges.ptr[op + 1]):
-            after = int(edges.successor[i])
-            if pieces.piece[after] == 0:
-                before[after].append((op, float(edges.delay[i])))
-                needed[op] |= needed[after] or edges.place[after] != edges.place[op]
+    _mark_needed(ops, before_ptr, source[inner], edges.place, needed)
     is_filler = ~needed[pieces.model] & (pieces.piece >= 0)
     seconds = np.bincount(edges.place[ops], weights=edges.seconds[ops])
-    joins = [
-        (op, int(after))
-        for op in order
-        for after in edges.successor[edges.ptr[op] : edges.ptr[op + 1]]
-        if pieces.piece[after] < 0
-    ]
-    return Model(ops, before, is_filler, float(seconds.max()), joins)
+    out = np.flatnonzero(pieces.piece[target] < 0)
+    out = out[np.argsort(reference[source[out]], kind="stable")]
+    joins = list(zip(source[out].tolist(), target[out].tolist(), strict=True))
+    return Model(
+        ops, before_ptr, source[inner], edges.delay[inner], is_filler, float(seconds.max()), joins
+    )
+
+
+@kernel
+def _mark_needed(
+    ops: Int64[ndarray, " o"],
+    before_ptr: Int64[ndarray, " n+1"],
+    before: Int64[ndarray, " b"],
+    place: Int64[ndarray, " n"],
+    needed: Bool[ndarray, " n"],
+) -> None:
+    """Mark the ops that another device waits for, at the end of some path."""
+    for turn in range(len(ops) - 1, -1, -1):
+        op = ops[turn]
+        for i in range(before_ptr[op], before_ptr[op + 1]):
+            if needed[op] or place[before[i]] != place[op]:
+                needed[before[i]] = True
 
 
 def modulo_times(edges: Edges, model: Model, period: float) -> Float64[ndarray, " n"]:
@@ -84,45 +104,94 @@ def modulo_times(edges: Edges, model: Model, period: float) -> Float64[ndarray, 
         model: The first piece.
         period: Seconds between two pieces.
     """
-    start = np.zeros(len(edges.place))
-    busy: dict[int, list[tuple[float, float]]] = {d: [] for d in np.unique(edges.place).tolist()}
-    place, seconds = edges.place.tolist(), edges.seconds.tolist()
-
-    def ready(op: int) -> float:
-        return max((start[x] + seconds[x] + delay for x, delay in model.before[op]), default=0.0)
-
-    def put(op: int) -> None:
-        start[op] = _first_free(busy[place[op]], ready(op), seconds[op], period)
-        if seconds[op] > 0:
-            insort(busy[place[op]], (start[op] % period, seconds[op]))
-
-    fillers = [op for op in model.ops if model.is_filler[op]]
-    for op in model.ops:
-        if not model.is_filler[op]:
-            put(op)
+    late = model.is_filler[model.ops]
     # What one filler waits for is before it in the reference order.
-    for op in fillers:
-        put(op)
+    turns = np.concatenate([model.ops[~late], model.ops[late]])
+    start = np.zeros(len(edges.place))
+    _times_kernel(
+        turns, model.before_ptr, model.before, model.delay, edges.place, edges.seconds, period,
+        start,
+    )  # fmt: skip
     return start
 
 
+@kernel
+def _times_kernel(
+    turns: Int64[ndarray, " o"],
+    before_ptr: Int64[ndarray, " n+1"],
+    before: Int64[ndarray, " b"],
+    delay: Float64[ndarray, " b"],
+    place: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, " n"],
+    period: float,
+    start: Float64[ndarray, " n"],
+) -> None:
+    """Fill when each op starts."""
+    begin, length, count = _no_reservations(turns, place)
+    for op in turns:
+        ready, d = 0.0, place[op]
+        for i in range(before_ptr[op], before_ptr[op + 1]):
+            ready = max(ready, start[before[i]] + seconds[before[i]] + delay[i])
+        taken = count[d]
+        start[op] = _first_free(begin[d, :taken], length[d, :taken], ready, seconds[op], period)
+        if seconds[op] > 0:
+            _reserve(begin[d], length[d], taken, start[op] % period, seconds[op])
+            count[d] += 1
+
+
+@helper
+def _no_reservations(
+    turns: Int64[ndarray, " o"], place: Int64[ndarray, " n"]
+) -> tuple[Float64[ndarray, "k m"], Float64[ndarray, "k m"], Int64[ndarray, " k"]]:
+    """Return, by device, room for when in a period it is busy, for how long, and how often."""
+    count = np.zeros(place.max() + 1, dtype=np.int64)
+    for op in turns:
+        count[place[op]] += 1
+    shape = (len(count), count.max())
+    return np.empty(shape), np.empty(shape), np.zeros(len(count), dtype=np.int64)
+
+
+@helper
+def _reserve(
+    begin: Float64[ndarray, " m"],
+    length: Float64[ndarray, " m"],
+    count: int,
+    at: float,
+    seconds: float,
+) -> None:
+    """Insert when in a period a device is busy, in order of begin."""
+    i = count
+    while i > 0 and (begin[i - 1] > at or (begin[i - 1] == at and length[i - 1] > seconds)):
+        begin[i], length[i] = begin[i - 1], length[i - 1]
+        i -= 1
+    begin[i], length[i] = at, seconds
+
+
+@helper
 def _first_free(
-    busy: list[tuple[float, float]], ready: float, seconds: float, period: float
+    begin: Float64[ndarray, " m"],
+    length: Float64[ndarray, " m"],
+    ready: float,
+    seconds: float,
+    period: float,
 ) -> float:
     """Return the first time at which a device is free for so long in every period."""
     small, time = SMALL * period, ready
     if seconds <= 0:
         return ready
     while time <= ready + period:
-        for begin, length in busy:
-            ago = (time - begin) % period
-            if ago < length - small:
-                time += length - ago
+        is_free = True
+        for i in range(len(begin)):
+            ago = (time - begin[i]) % period
+            if ago < length[i] - small:
+                time += length[i] - ago
+                is_free = False
                 break
             if ago + seconds > period + small:
-                time += period - ago + length
+                time += period - ago + length[i]
+                is_free = False
                 break
-        else:
+        if is_free:
             return time
     return ready
 

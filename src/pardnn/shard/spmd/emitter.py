@@ -102,7 +102,6 @@ class Emitter:
         self.devices = range(self.mesh.size)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.owners = storage_owners(graph.ops)
-        self._laid_out: dict[Any, tuple[Box, ...] | None] = {}
         # Storages whose views must be local: one that is written, or addressed by an offset.
         self.written = {
             self.owners[name] for op in graph.ops for name in (*writes(op), *addressed(op))
@@ -126,11 +125,8 @@ class Emitter:
         check_time()
         shape = tensor.shape or ()
         layout = self.sharding.layouts.get(tensor.name, ())
-        axes = len(self.mesh.shape)
-        key = shape, layout if shape and layout else (None,) * axes
-        if key not in self._laid_out:
-            self._laid_out[key] = owned_boxes(*key, self.mesh)
-        found = self._laid_out[key]
+        layout = layout if shape and layout else (None,) * len(self.mesh.shape)
+        found = owned_boxes(shape, layout, self.mesh)
         if found is None:
             raise InvalidPlanError(
                 f"tensor {shown(tensor.name)} of shape {list(shape)} cannot have the layout "
