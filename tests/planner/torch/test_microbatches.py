@@ -22,8 +22,11 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.pieces import INTO, Pieces
 from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner import portfolio
 from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from tests.backends.torch import models
 
 
@@ -289,3 +292,24 @@ def test_constraints_hold_of_every_piece_and_second_call(options, algorithm: str
     assert len(names) >= options.get("microbatches", 1)
     assert plan.constraints == tuple(demanded)
     assert plan_problems(graph(), plan) == []
+
+
+def test_an_interrupted_search_keeps_the_best_plan_of_a_cut_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stages are found, and their pieces not placed otherwise yet."""
+    decide = portfolio.decide
+
+    def interrupted(problem: Problem, algorithm: str, **known: Any) -> portfolio.Outcome:
+        if algorithm == "gpipe":
+            raise KeyboardInterrupt
+        return decide(problem, algorithm, **known)
+
+    monkeypatch.setattr(portfolio, "decide", interrupted)
+    cluster = Cluster.uniform(2, bandwidth=300e9)
+    options = PlanOptions(microbatches=4, reserve=0.0, costs="v100")
+    problem = Problem(graph(), cluster, costs_for(graph(), cluster, "v100"), options)
+    plan, result = make_plan(problem, keep_best=True)
+    assert (plan.algorithm, plan.pieces and len(plan.pieces.points)) == ("modulo", 5)
+    assert plan_problems(graph(), plan, cluster) == []
+    assert any("interrupted" in note for note in result.notes)

@@ -194,11 +194,12 @@ def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outco
     pieces, inner = problem_in_pieces(problem, count, 1)
     _check_may_be_below(inner, below)
     inner = _only_below(inner, below)
-    tries = [lambda: in_stages(problem, inner)]
-    if recipes := _recipes(problem, count):
-        quick = inner.with_options(algorithm=STAGES)
-        tries.append(lambda: decide(quick, recipes))
-    return completed(problem, inner, pieces, _fastest(problem, tries))
+    quick, recipes = inner.with_options(algorithm=STAGES), _recipes(problem, count)
+    # Each is complete before the next: an interrupt takes the best that was kept.
+    tries = [lambda: completed(problem, inner, pieces, in_stages(problem, inner))]
+    if recipes:
+        tries.append(lambda: completed(problem, inner, pieces, decide(quick, recipes)))
+    return _fastest(problem, tries)
 
 
 def _owned(problem: Problem, count: int, decide: Decide) -> Outcome:
