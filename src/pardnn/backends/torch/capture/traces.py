@@ -186,7 +186,7 @@ class Traces:
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())
-        with symbols_inserted(trace, numbers), inserted as trace.tables:
+        with symbols_inserted(trace, numbers, chosen.frozen), inserted as trace.tables:
             run_noted(
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
                 self.number,

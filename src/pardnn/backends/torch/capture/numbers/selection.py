@@ -37,7 +37,7 @@ class Selection:
     Attributes:
         floats: Whether floats of arguments and groups are.
         ints: Whether ints of arguments and groups are, and numbers of objects.
-        frozen: Names of ints that are not.
+        frozen: Names of ints that are not, and of floats of which the graph holds for one value.
         held: Names of numbers of objects that are.
         live: Names among them of numbers that the step only reads, and that change between calls.
         start: Values to trace with, by name, instead of those that the first trace left.
@@ -120,18 +120,31 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
 
 
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
-    """Return the selection without tables, `live` numbers or ints of arguments; None if none.
+    """Return the selection without tables, `live` numbers, ints or floats of arguments.
+
+    Code that takes a number for a Python float in its own way runs with the float itself. Settings
+    of optimizers stay symbols: they may change at each call.
 
     Args:
         chosen: With which the step cannot be traced.
         found: Sources of the step.
+
+    Returns:
+        None where nothing of these is left.
     """
     if chosen.tables:
         return replace(chosen, tables=())
     if chosen.live:
         return chosen.without_live(chosen.live)
-    ints = {source.name for source in found if type(source.get()) is int} - chosen.frozen
-    return replace(chosen, frozen=chosen.frozen | ints) if ints else None
+    numbers = {s.name: s.get() for s in found if s.kind == "input" and s.name not in chosen.frozen}
+    ints = {name for name, value in numbers.items() if type(value) is int}
+    floats = {
+        name
+        for name, value in numbers.items()
+        if isinstance(value, float) and ".param_groups." not in f".{name}"
+    }
+    fixed = ints or floats
+    return replace(chosen, frozen=chosen.frozen | fixed) if fixed else None
 
 
 def reconsidered(
