@@ -268,3 +268,31 @@ def test_a_float_that_code_takes_in_its_own_way_is_captured_at_each_value(
 
     given = [0.5, 0.25, 0.25, 2.0]
     assert assert_leaves_as_eager(make, 4, given=lambda i: {4: given[i]}) == 3
+
+
+@pytest.mark.parametrize(
+    "divided",
+    [
+        lambda w, n: w // 0.2,
+        lambda w, n: 2.0 // w,
+        lambda w, n: divmod(w, 0.2)[0],
+        lambda w, n: n // 0.1 + n // w,
+        lambda w, n: 7 // w + 7 // n,
+    ],
+)
+def test_floats_are_divided_with_a_remainder_as_python_does(divided: Callable[..., Any]) -> None:
+    def make() -> Any:
+        model, x, y = small()
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any, weight: float, count: int) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * divided(weight, count) * 0.1
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        args = model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, 0.5, 3
+        return step, args, [model]
+
+    # 1.0 // 0.2 is 4.0, and 1.0 / 0.2 is 5.0.
+    assert assert_leaves_as_eager(make, given=lambda i: {4: [0.5, 1.0, 0.2][i], 5: i + 1}) == 1
