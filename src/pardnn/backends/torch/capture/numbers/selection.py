@@ -122,28 +122,20 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
     """Return the selection without tables, `live` numbers, ints or floats of arguments.
 
-    Code that takes a number for a Python float in its own way runs with the float itself. Settings
-    of optimizers stay symbols: they may change at each call.
+    None if nothing of these is left. Settings of optimizers may change at each call, and stay.
 
     Args:
         chosen: With which the step cannot be traced.
         found: Sources of the step.
-
-    Returns:
-        None where nothing of these is left.
     """
     if chosen.tables:
         return replace(chosen, tables=())
     if chosen.live:
         return chosen.without_live(chosen.live)
-    numbers = {s.name: s.get() for s in found if s.kind == "input" and s.name not in chosen.frozen}
-    ints = {name for name, value in numbers.items() if type(value) is int}
-    floats = {
-        name
-        for name, value in numbers.items()
-        if isinstance(value, float) and ".param_groups." not in f".{name}"
-    }
-    fixed = ints or floats
+    inputs = [each for each in found if each.kind == "input" and each.name not in chosen.frozen]
+    ints = {each.name for each in inputs if type(each.get()) is int}
+    floats = {each.name for each in inputs if isinstance(each.get(), float)}
+    fixed = ints or {name for name in floats if ".param_groups." not in f".{name}"}
     return replace(chosen, frozen=chosen.frozen | fixed) if fixed else None
 
 
