@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.rewrites import patches
 from pardnn.backends.torch.ops.host_scalars import choose
-from tests.backends.torch import executors, models
+from tests.backends.torch import beside_eager, executors, models
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.models import small
@@ -186,3 +186,23 @@ def test_only_positions_of_the_batch_make_a_mask(has_positions: bool) -> None:
     calls = [op for op in graph.ops if "flash_attention_for_cpu.default" in op.kind]
     found = [bool((op.arguments or {})["kwargs"].get("attn_mask")) for op in calls]
     assert found == [has_positions] * 2
+
+
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_gradients_clipped_by_a_limit_that_the_step_makes(is_tensor: bool) -> None:
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        limit = norm * 0.5 if is_tensor else 0.1 + 0.5 * norm.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        torch.nn.utils.clip_grad_value_(model.parameters(), limit / 9)
+        optimizer.step()
+        return loss
+
+    def make() -> models.Entry:
+        _, (model, optimizer, x, y) = small(functools.partial(torch.optim.SGD, lr=0.5))
+        return step, (model, optimizer, x, y)
+
+    beside_eager.assert_equal(make)

@@ -8,11 +8,13 @@ from math import cos, pi
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Normal
 
-from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, weighed
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, small, weighed
 from tests.backends.torch.user_step import settings
 
 CALLS = 8
@@ -218,3 +220,79 @@ def test_two_ranks_read_their_own() -> None:
         return ""
 
     assert_as_eager(make, state=anneal, is_followed=True, steps=4)
+
+
+def clipped(clip: Callable[..., Any]) -> Any:
+    model, x, y = small()
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any, limit: float) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        clip(model.parameters(), limit)
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, 1.0), [model]
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_a_limit_of_gradients_that_changes_at_every_call_is_captured_once(name: str) -> None:
+    make = functools.partial(clipped, getattr(torch.nn.utils, name))
+    assert assert_leaves_as_eager(make, 4, given=lambda i: {4: 0.3 / (i + 1)}) == 1
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    [
+        F.celu,
+        lambda x, w: -Normal(x, w).log_prob(x + 1),
+        lambda x, w: w**x,
+        lambda x, w: x.expand(4)[: int(4 * min(w, 1.0))].sum(),
+    ],
+)
+def test_a_float_that_code_takes_in_its_own_way_is_captured_at_each_value(
+    weigh: Callable[..., Any],
+) -> None:
+    def make() -> Any:
+        model, x, y = small()
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any, weight: float) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = weigh(F.mse_loss(model(x), y), weight)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, 0.5), [model]
+
+    given = [0.5, 0.25, 0.25, 2.0]
+    assert assert_leaves_as_eager(make, 4, given=lambda i: {4: given[i]}) == 3
+
+
+@pytest.mark.parametrize(
+    "divided",
+    [
+        lambda w, n: w // 0.2,
+        lambda w, n: 2.0 // w,
+        lambda w, n: divmod(w, 0.2)[0],
+        lambda w, n: n // 0.1 + n // w,
+        lambda w, n: 7 // w + 7 // n,
+    ],
+)
+def test_floats_are_divided_with_a_remainder_as_python_does(divided: Callable[..., Any]) -> None:
+    def make() -> Any:
+        model, x, y = small()
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any, weight: float, count: int) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * divided(weight, count) * 0.1
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        args = model, torch.optim.SGD(model.parameters(), lr=0.1), x, y, 0.5, 3
+        return step, args, [model]
+
+    # 1.0 // 0.2 is 4.0, and 1.0 / 0.2 is 5.0.
+    assert assert_leaves_as_eager(make, given=lambda i: {4: [0.5, 1.0, 0.2][i], 5: i + 1}) == 1

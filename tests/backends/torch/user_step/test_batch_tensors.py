@@ -14,7 +14,7 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.input_checks import BatchTensors
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import assert_leaves_as_eager
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager
 
 Loss = Callable[..., Any]
 
@@ -111,6 +111,38 @@ def test_the_model_s_parameter_may_be_given() -> None:
 
     given: dict[int, Any] = {}
     assert assert_leaves_as_eager(make, given=lambda i: {3: given[i]}) == 2
+
+
+@pytest.mark.parametrize("form", [lambda w, b: {"w": w, "b": b}, lambda w, b: [w, b]])
+def test_what_an_optimizer_updates_may_be_an_argument_itself(form: Any) -> None:
+    def step(bias: Any, held: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        weight = held["w"] if isinstance(held, dict) else held[0]
+        optimizer.zero_grad()
+        loss = (x @ weight + bias).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        weight, bias = torch.randn(4, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+        optimizer = torch.optim.Adam([weight, bias], lr=0.1)
+        return step, (bias, form(weight, bias), optimizer, torch.ones(5, 4))
+
+    assert_as_eager(make, steps=3, sizes=(1, 2))
+
+
+def test_ranks_without_its_data_may_be_given_the_model_s_parameter() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(linear(), nn.Tanh(), nn.Linear(3, 3))
+
+        def loss(model: Any, x: Any, weights: Any) -> torch.Tensor:
+            return mean(model, x) + sum(weight.square().sum() for weight in weights)
+
+        return training(loss, model, torch.ones(5, 4), [*model.parameters()])[:2]
+
+    assert_as_eager(make, steps=3)
 
 
 @pytest.mark.parametrize("held", ["a buffer", "of a closure", "in a dictionary"])

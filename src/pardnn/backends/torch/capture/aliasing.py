@@ -8,6 +8,8 @@ of a view leaves the view valid, as for the gates of a recurrent cell, slices of
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ class AliasTracker:
     def __init__(self, calls: list[Call], locator: Locator) -> None:
         self.calls = calls
         self.locator = locator
+        self.caches: Sequence[Any] = ()  # of `functools`, that keep tensors of the trace
         self._storages: dict[int, Storage] = {}
 
     def mark(self, tensor: torch.Tensor, value: Value) -> None:
@@ -50,12 +53,20 @@ class AliasTracker:
             self._copy_constant(storage)
         if call not in storage.writes:
             storage.writes.append(call)
+            call.within = self._filling()
         value = Value(call, geometry_of(tensor), storage, len(storage.writes), old)
         value.device = old.device
         storage.newest = storage.values[geometry_of(tensor)] = value
         storage.written.append(value)
         self.mark(tensor, value)
         return value
+
+    def _filling(self) -> Sequence[Any]:
+        """Return those of `caches` of which the functions run now, in their form of this trace."""
+        if not self.caches:
+            return ()
+        running = {frame.f_code for frame, _ in traceback.walk_stack(None)}
+        return [x for x in self.caches if getattr(x.__wrapped__, "__code__", None) in running]
 
     def new_value(self, call: Call, tensor: torch.Tensor) -> Value:
         """Return the value of a tensor that `call` returned: a view or the owner of a storage."""

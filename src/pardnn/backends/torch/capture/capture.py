@@ -29,7 +29,6 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     NOTHING_KEPT,
     CreatedTensors,
     KeptTensors,
-    caches_with_fakes,
     changed_tensors,
     check_lasting,
     created_tensors,
@@ -166,7 +165,7 @@ def capture_step(
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
         except PardnnError as error:
-            traces.caches += [cache for cache, _ in caches_with_fakes(mode)]
+            traces.note_caches()
             raise of_search(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.clear_caches()
@@ -205,6 +204,7 @@ class _Session:
                         return self._opening(name)
                     restore(self.original.contents)
                 self._learn(error)
+            self.traces.note_caches()
             restore(self.original.contents)
 
     def _learn(self, error: OtherUse | PardnnError) -> None:

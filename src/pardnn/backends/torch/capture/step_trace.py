@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,12 +108,15 @@ def may_go_otherwise(trace: StepTrace) -> bool:
 
 
 @contextlib.contextmanager
-def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[None]:
+def symbols_inserted(
+    trace: StepTrace, numbers: Sequence[Source], frozen: Collection[str] = ()
+) -> Iterator[None]:
     """Put a symbol in the place of each number, a source of the trace, while the context is open.
 
     Args:
         trace: Of the step that will run.
         numbers: Sources of the numbers.
+        frozen: Names of those that stay what they are, and for which alone the graph will hold.
     """
     live = [source.get() for source in numbers]
     for source, number in zip(numbers, live, strict=True):
@@ -122,7 +125,10 @@ def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[No
         value = symbol.node.value
         value.call.name, trace.values[source.name] = source.name, value
         trace.sources[source.name] = source
-        source.set(symbol)
+        if source.name in frozen and isinstance(number, float):
+            trace.tracer.scalars.guards[value] = "exact"
+        else:
+            source.set(symbol)
     try:
         yield
     finally:

@@ -210,7 +210,9 @@ def check_same_numbers(one: StepTrace, other: StepTrace) -> None:
 def check_same(one: StepTrace, other: StepTrace) -> None:
     """Reject a step whose two traces differ."""
     hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
-    different = traces_differ(one.tracer.calls[: one.length], other.tracer.calls, hints)
+    different = traces_differ(
+        one.tracer.calls[: one.length], other.tracer.calls[: other.length], hints
+    )
     if different is None:
         return
     here, there = different

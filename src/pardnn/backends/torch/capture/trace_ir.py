@@ -7,6 +7,7 @@ version may have changed is stale: a call that reads its content takes the newes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +91,7 @@ class Call:
         replays: The predecessor whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
         kept: Whether its output outlives the step, for the caller.
+        within: Of a write, the `AliasTracker.caches` of which the functions run.
         name: In the graph; given at the end, to sources at once.
     """
 
@@ -110,6 +112,7 @@ class Call:
     replays: Call | None = None
     arguments: dict[str, Any] | None = None
     kept: bool = False
+    within: Sequence[Any] = ()
     name: str = ""
 
 

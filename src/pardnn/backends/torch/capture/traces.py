@@ -12,7 +12,11 @@ from torch._subclasses import fake_tensor
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.cached_tensors import Made, check_cached, keep_cached
-from pardnn.backends.torch.capture.first_step.first_use import NOTHING_KEPT, KeptTensors
+from pardnn.backends.torch.capture.first_step.first_use import (
+    NOTHING_KEPT,
+    KeptTensors,
+    new_caches,
+)
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.selection import Selection
@@ -85,6 +89,10 @@ class Traces:
         """Clear the caches in which a trace has left fake tensors."""
         clear_caches(self.caches)
 
+    def note_caches(self) -> None:
+        """Note the caches that a trace has filled which is made once more."""
+        new_caches(self.mode, self.caches)
+
     def keep_cached(self) -> None:
         """Note what eager steps would go on to find in the caches."""
         keep_cached(self.cached)
@@ -134,6 +142,7 @@ class Traces:
                     raise
                 error = caught
             self.forms.forget()
+            self.note_caches()
             questions = questions.learned(error)
             restore(start)
 
@@ -165,7 +174,7 @@ class Traces:
         placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
-        tracer.scalars.questions = questions
+        tracer.scalars.questions, tracer.aliases.caches = questions, self.caches
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         for source in tensors:
             first = _first_value(source, initial, objects)
@@ -177,7 +186,7 @@ class Traces:
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())
-        with symbols_inserted(trace, numbers), inserted as trace.tables:
+        with symbols_inserted(trace, numbers, chosen.frozen), inserted as trace.tables:
             run_noted(
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
                 self.number,

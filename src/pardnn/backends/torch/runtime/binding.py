@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -260,7 +261,8 @@ class Binding:
         batch = self.read(self.example())
         of_batch = self._guards.of_batch
         held = names_by_id(self.sources, self._passed, is_asked=of_batch.compares_objects)
-        self._of_tensors.watch(batch.tensors, held, of_batch.ignores)
+        parameters = [x.name for x in self.sources.values() if x.kind == "parameter"]
+        self._of_tensors.watch(batch.tensors, held, of_batch.ignores, parameters)
         for index in self._batch:
             self._args[index] = None
         for name in self._passed:
@@ -358,9 +360,7 @@ class Binding:
             return
         yield from self._of_tensors.changes(batch.tensors)
         yield from self._guards.changes(dict(zip(self._batch, batch.values, strict=True)))
-        for change in self._granted.changes(batch.numbers):
-            yield change
-            return
+        yield from islice(self._granted.changes(batch.numbers), 1)
 
     def batch_inputs(self, batch: Sequence[Any] | Batch) -> dict[str, Any]:
         """Return the value of every input op for a call; E505 if the batch lacks a tensor."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -183,6 +183,7 @@ class BatchTensors:
         self._same: dict[str, str] = {}
         self._find: Callable[[], dict[int, str]] = dict
         self._held: dict[int, str] = {}
+        self._own: set[str] = set()
         self._ignores: Callable[[str], bool] = self._kinds.__contains__
 
     def watch(
@@ -190,6 +191,7 @@ class BatchTensors:
         tensors: Mapping[str, torch.Tensor],
         held: Callable[[], dict[int, str]],
         ignores: Callable[[str], bool],
+        parameters: Collection[str] = (),
     ) -> None:
         """Note which tensors are one.
 
@@ -197,15 +199,20 @@ class BatchTensors:
             tensors: Those of the class.
             held: Returns the names of the tensors that the step's objects hold now, by id.
             ignores: Whether the step never reads the tensor of a name.
+            parameters: Names of those held that the graph reads as its state, wherever they are.
         """
         self._find, self._held, self._ignores = held, held(), ignores
         self._same = _same_places(tensors, self._held)
+        # A rank may hold a shard of them, or no data; what they are is guarded with the state.
+        self._own = {n for n, x in tensors.items() if self._held.get(id(x)) in parameters}
+        self._kinds = {name: x for name, x in self._kinds.items() if name not in self._own}
 
     def changes(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Change]:
         """Yield what differs in the tensors of another batch."""
-        given = {name: _glance_at(value) for name, value in tensors.items()}
+        read = {n: x for n, x in tensors.items() if n not in self._own} if self._own else tensors
+        given = {name: _glance_at(value) for name, value in read.items()}
         if given != self._glance:
-            kinds = {name: kind_of(value) for name, value in tensors.items()}
+            kinds = {name: kind_of(value) for name, value in read.items()}
             if kinds == self._kinds:
                 self._glance = given
             yield from self._differing(self._kinds, kinds)

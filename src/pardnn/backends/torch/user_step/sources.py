@@ -267,6 +267,8 @@ def is_live_number(entry: Entry, batch: Sequence[int]) -> bool:
 
 
 def _tensor_source(group: list[Entry], batch: Sequence[int], names: dict[int, str]) -> Source:
+    # What an optimizer updates is found there, whatever the batch holds at later calls.
+    group = sorted(group, key=lambda entry: entry.argument in batch)
     named = next((e for e in group if isinstance(e.owner, torch.nn.Module)), group[0])
     tensor = named.value
     if type(tensor).__name__ == "DTensor" or isinstance(tensor, torch.nn.UninitializedParameter):

@@ -25,8 +25,16 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.capture.first_step.first_use import is_made_of_constants, origin
-from pardnn.backends.torch.capture.refusals.first_step import cache_counts, cached_tensor
+from pardnn.backends.torch.capture.first_step.first_use import (
+    is_made_of_constants,
+    is_written_elsewhere,
+    origin,
+)
+from pardnn.backends.torch.capture.refusals.first_step import (
+    cache_counts,
+    cached_and_written,
+    cached_tensor,
+)
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import codes_of, place_in
 from pardnn.backends.torch.user_step.content_guards import Clearings
@@ -69,6 +77,8 @@ def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
         for key, fakes in _entries(cache):
             if not is_made_of_constants(tracer, fakes):
                 raise cached_tensor(cache.__wrapped__)
+            if is_written_elsewhere(tracer, cache, fakes):
+                raise cached_and_written(cache.__wrapped__)
             values = [tracer.aliases.fresh_value(fake) for fake in fakes]
             now = origin(values, tracer.calls)
             if known.setdefault(key, now) != now:

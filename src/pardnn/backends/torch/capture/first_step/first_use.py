@@ -274,24 +274,34 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
 
 
 def new_caches(mode: FakeTensorMode, known: list[Any]) -> list[tuple[Any, list[FakeTensor]]]:
-    """Look for caches that hold fake tensors, the first time alone; they become known."""
-    found = [] if known else caches_with_fakes(mode)
+    """Look for other caches that hold fake tensors; they become known."""
+    found = [each for each in caches_with_fakes(mode) if each[0] not in known]
     known += [cache for cache, _ in found]
     return found
 
 
 def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
-    """Whether each tensor that the first step cached depends on constants and is never written.
+    """Whether each tensor that a step has cached depends on constants alone.
 
     Args:
-        tracer: Of the first step.
+        tracer: Of the step.
         fakes: The tensors.
     """
-    for fake in fakes:
-        if not tracer.aliases.knows(fake):
-            return False
-        value = tracer.aliases.fresh_value(fake)
-        is_written = value.storage is None or value.storage.writes
-        if is_written or fake.requires_grad or not depends_on_constants(value):
-            return False
-    return True
+    return all(
+        tracer.aliases.knows(fake)
+        and not fake.requires_grad
+        and depends_on_constants(tracer.aliases.fresh_value(fake))
+        for fake in fakes
+    )
+
+
+def is_written_elsewhere(tracer: Tracer, cache: Any, fakes: Iterable[FakeTensor]) -> bool:
+    """Whether a tensor is written in place by others than the function that caches it.
+
+    Args:
+        tracer: Of the step; knows the cache.
+        cache: Of `functools`.
+        fakes: The tensors in it.
+    """
+    storages = (tracer.aliases.fresh_value(fake).storage for fake in fakes)
+    return any(cache not in call.within for each in storages if each for call in each.writes)

@@ -31,6 +31,7 @@ from pardnn.backends.torch.ops.host_scalars import (
     call_math,
     choose,
     node_of,
+    symbol,
 )
 from pardnn.backends.torch.user_step.code_names import names_in
 
@@ -53,6 +54,10 @@ def python_calls() -> Iterator[None]:
         for name in ("ceil", "floor"):
             new = _with_a_float(name, getattr(np, name))
             stack.enter_context(mock.patch.object(np, name, new))
+        for name in ("__floordiv__", "__rfloordiv__"):
+            for kind in (torch.SymInt, torch.SymFloat):
+                new = _floor_division(getattr(kind, name), is_reflected=name[2] == "r")
+                stack.enter_context(mock.patch.object(kind, name, new))
         stack.enter_context(mock.patch.object(torch.SymInt, "__hash__", _hash))
         stack.enter_context(mock.patch.object(builtins, "divmod", _divmod))
         for name, is_better in {"min": operator.lt, "max": operator.gt}.items():
@@ -206,6 +211,26 @@ def _looks_up(code: types.CodeType, at: int) -> bool:
     methods = [x for x in loads if x.positions and x.positions[::2] == begin]
     is_call = done[-1].opname in ("PRECALL", "CALL")
     return is_call and bool(methods) and methods[-1].argval == "get"
+
+
+def _floor_division(real: Callable[..., Any], *, is_reflected: bool) -> Callable[..., Any]:
+    """Return `//` of symbols as Python has it; torch rounds a quotient down: `1.0 // 0.2` is 4.0.
+
+    Args:
+        real: torch's own, of which the first argument is a symbol.
+        is_reflected: Whether that symbol is the divisor.
+    """
+
+    def call(this: Any, other: Any) -> Any:
+        is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
+        if node_of(this) is None or not is_number:
+            return real(this, other)
+        if isinstance(other, int | float):  # NumPy's and enumerations' as well
+            other = as_symbol(int(other) if isinstance(other, int) else float(other), this)
+        number, by = (other, this) if is_reflected else (this, other)
+        return symbol(number.node.floordiv(by.node))
+
+    return call
 
 
 def _divmod(number: Any, by: Any, /) -> tuple[Any, Any]:

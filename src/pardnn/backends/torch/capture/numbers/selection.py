@@ -37,7 +37,7 @@ class Selection:
     Attributes:
         floats: Whether floats of arguments and groups are.
         ints: Whether ints of arguments and groups are, and numbers of objects.
-        frozen: Names of ints that are not.
+        frozen: Names of ints that are not, and of floats of which the graph holds for one value.
         held: Names of numbers of objects that are.
         live: Names among them of numbers that the step only reads, and that change between calls.
         start: Values to trace with, by name, instead of those that the first trace left.
@@ -120,7 +120,9 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
 
 
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
-    """Return the selection without tables, `live` numbers or ints of arguments; None if none.
+    """Return the selection without tables, `live` numbers, ints or floats of arguments.
+
+    None if nothing of these is left. Settings of optimizers may change at each call, and stay.
 
     Args:
         chosen: With which the step cannot be traced.
@@ -130,8 +132,11 @@ def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
         return replace(chosen, tables=())
     if chosen.live:
         return chosen.without_live(chosen.live)
-    ints = {source.name for source in found if type(source.get()) is int} - chosen.frozen
-    return replace(chosen, frozen=chosen.frozen | ints) if ints else None
+    inputs = [each for each in found if each.kind == "input" and each.name not in chosen.frozen]
+    ints = {each.name for each in inputs if type(each.get()) is int}
+    floats = {each.name for each in inputs if isinstance(each.get(), float)}
+    fixed = ints or {name for name in floats if ".param_groups." not in f".{name}"}
+    return replace(chosen, frozen=chosen.frozen | fixed) if fixed else None
 
 
 def reconsidered(

@@ -76,7 +76,7 @@ def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
     Args:
         function: The user's, that has the cache.
     """
-    name = getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
+    name = _name_of(function)
     return UnsupportedError(
         f"{name}() keeps a tensor in its cache, and what it makes it of changes: from then on the\n"
         "tensor is another than the one that eager steps go on with.\n"
@@ -84,6 +84,26 @@ def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
         code="E804",
         details={"function": name},
     )
+
+
+def cached_and_written(function: Callable[..., Any]) -> UnsupportedError:
+    """Return E804: a cached tensor is written in place by others than the function that makes it.
+
+    Args:
+        function: The user's, that has the cache.
+    """
+    name = _name_of(function)
+    return UnsupportedError(
+        f"{name}() keeps a tensor in its cache, and the step writes into it: eager steps find\n"
+        "what was written before, and each parallel step makes the tensor anew.\n"
+        f"Write into a copy, {name}(...).clone(), or keep what changes in a module's buffer.",
+        code="E804",
+        details={"function": name},
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2]
 
 
 def cache_counts(where: str) -> UnsupportedError:

@@ -14,6 +14,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
+- Clipping of gradients calls `float` on its limit, which may be a number that the step makes.
 - CTC's loss takes lengths as lists, too: it gets tensors.
 - `torch.cond` on what is made of constants calls the function that they choose, else both: `cond`.
 - Packed sequences of known lengths are slices: `packed_sequences`.
@@ -38,11 +39,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import swa_utils
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, folded_list
+from pardnn.backends.torch.capture.numbers.left_behind import reads
 from pardnn.backends.torch.capture.rewrites import asgd, cond, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import choose
+from pardnn.backends.torch.ops.host_scalars import choose, node_of
 
 #: Their schemas take Python floats only, so hyperparameters would be frozen in the graph.
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
@@ -67,6 +69,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         for name in (*_FUSED, "batch_norm"):
             patch(torch, name, _with_sentinels)
         patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
+        patch(sys.modules["torch.nn.utils.clip_grad"], "float", _limit)
         patch(torch, "ctc_loss", _ctc_loss)
         patch(torch, "cond", _cond)
         patch(torch._VF, "_pack_padded_sequence", packed_sequences.pack)
@@ -176,8 +179,16 @@ def _max(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
 
 
 def _float(_tracer: Tracer, _real: Any, number: Any) -> Any:
-    """Return `float(number)`, a symbol if it is a tensor."""
-    return torch.sym_float(number.item()) if isinstance(number, torch.Tensor) else float(number)
+    """Return `float(number)`, a symbol if it is a tensor or a symbol."""
+    return torch.sym_float(number.item() if isinstance(number, torch.Tensor) else number)
+
+
+def _limit(tracer: Tracer, real: Any, limit: Any) -> Any:
+    """Return `float(limit)`; what it is made of may be read, as the update waits for it anyway."""
+    found = _float(tracer, real, limit)
+    if (node := node_of(found)) is not None:
+        tracer.permitted_reads.update(reads(node))
+    return found
 
 
 def _unscale_each(
