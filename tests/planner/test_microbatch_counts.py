@@ -15,7 +15,7 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.planner.microbatches import decide as microbatched
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.submesh import decide as submesh
 from pardnn.sim.bounds import lower_bound_seconds

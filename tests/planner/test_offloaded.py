@@ -29,7 +29,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.offload import cut as offload_cut
 from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 
 pytestmark = pytest.mark.jit

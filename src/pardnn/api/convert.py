@@ -26,7 +26,7 @@ from pardnn.plan.plan import Plan
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import finished
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.report.results import ConvertResult
 from pardnn.sim.engine import simulate

@@ -26,7 +26,8 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import Outcome, decide
+from pardnn.planner.outcome import Outcome
+from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.warm_up import warm_up

@@ -45,7 +45,8 @@ def plan(
         cluster: Devices with hard memory limits, and links.
         algorithm: "auto" takes the best, "auto-whole" the best that cuts no op; else a key of
             `ALGORITHMS` or `SHARDED` in `planner.algorithms`.
-        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
+        objective: "seconds" minimises the makespan, "period" the time of a step among many whose
+            losses are read later, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: The same input, options and seed give the same bytes of plan.
         costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph

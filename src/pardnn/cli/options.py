@@ -109,8 +109,9 @@ Objective = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="What is made small: seconds of a step, or bytes between devices.",
-        autocompletion=one_of("seconds", "bytes"),
+        help="What is made small: seconds of a step, its period (of a step among many, with losses "
+        "read later), or bytes between devices.",
+        autocompletion=one_of("seconds", "period", "bytes"),
     ),
 ]
 Reserve = Annotated[

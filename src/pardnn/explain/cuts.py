@@ -115,8 +115,8 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
     limits = [size for size in problem.capacities if size is not None]
     try:
         sharding = search(
-            asked.graph, case.cluster, case.plan.objective, costs=costs,
-            capacity=min(limits, default=None),
+            asked.graph, case.cluster, "bytes" if case.plan.objective == "bytes" else "seconds",
+            costs=costs, capacity=min(limits, default=None),
             fixed=FixedLayouts(partition.mesh, dict.fromkeys(asked.pieces, layout)),
         )  # fmt: skip
     except PardnnError as error:

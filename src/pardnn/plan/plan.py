@@ -141,7 +141,7 @@ class Plan:
     versions: Mapping[str, str] | None = None
     cluster: Cluster | None = None
     algorithm: str | None = None
-    objective: Literal["seconds", "bytes"] = "seconds"
+    objective: Literal["seconds", "period", "bytes"] = "seconds"
     seed: int = 0
     reserve: float = 0.0
     predicted: Predicted | None = None

@@ -43,11 +43,12 @@ from pardnn.planner.microbatches.cut_pieces import (
 )
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.offload.placed import decide_offloaded, lies_on_host
-from pardnn.planner.portfolio import Decide, Outcome, decide_best
+from pardnn.planner.outcome import Decide, Outcome
+from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
-from pardnn.planner.sharded.decide import may_shard
+from pardnn.planner.sharded.decide import can_shard, may_shard
 from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
 from pardnn.planner.wishes import decide_wished
@@ -61,6 +62,9 @@ from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
 from pardnn.time_limit import OutOfTimeError, no_time_limit, time_limit
 from pardnn.version import __version__
+
+#: Stages of the whole batch: one for each device, and two.
+STAGED = ("1f1b", "zb-v")
 
 
 def make_plan(
@@ -197,7 +201,7 @@ def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
 def _is_polished(problem: Problem, num_ops: int) -> bool:
     """Whether local search improves the best plans; it does not see memory under a policy."""
     options = problem.options
-    is_timed = options.objective == "seconds" and options.policy == "order"
+    is_timed = options.is_timed and options.policy == "order"
     return is_timed and is_polished(options.algorithm, num_ops)
 
 
@@ -233,6 +237,13 @@ def _may_cut(problem: Problem) -> bool:
     return problem.options.policy == "order" and may_shard(problem.graph, problem.cluster)
 
 
+def _may_be_staged(problem: Problem) -> bool:
+    """Whether stages of the whole batch are tried: steps in a row overlap, where one does not."""
+    options = problem.options
+    is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
+    return is_best and options.objective == "period" and can_shard(problem.graph)
+
+
 def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
@@ -241,6 +252,11 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """
     graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
     if problem.start is not None:
+        if problem.options.objective == "period":
+            raise UsageError(
+                "near a plan to start from plans are compared by the makespan alone, not by the "
+                "period yet; use the objective seconds."
+            )
         cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
         return cuts if problem.start.partition is not None else (BEFORE, "pardnn")
     demanded = problem.options.constraints
@@ -265,6 +281,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         names = names if algorithm in SHARDED else ("tofu",)
     elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
         names = (*names, "tofu", *CUTS, *RULES)
+    if _may_be_staged(problem) and kind is None and not constraints:
+        names = (*names, *STAGED)
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"

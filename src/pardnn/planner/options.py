@@ -17,7 +17,7 @@ from pardnn.planner.algorithms import (
 )
 from pardnn.sim.engine import Policy
 
-Objective = Literal["seconds", "bytes"]
+Objective = Literal["seconds", "period", "bytes"]
 #: What every generator and solver takes.
 MAX_SEED = 2**31 - 1
 
@@ -40,7 +40,8 @@ class PlanOptions:
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
             times that its emulation gives, and no op is cut.
-        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
+        objective: "seconds" minimises the makespan, "period" the time of a step among many, "bytes"
+            the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
         time_limit: Seconds of search, kernels being loaded; then what is tried is cut off, and the
@@ -74,12 +75,20 @@ class PlanOptions:
                 f"reserve is {self.reserve}; it is a fraction from 0 to below 1", code="E211"
             )
         if self.objective not in get_args(Objective):
-            raise UsageError(f"objective is {self.objective!r:.40}; it can be seconds or bytes")
+            raise UsageError(
+                f"objective is {self.objective!r:.40}; it can be seconds, period or bytes"
+            )
         if self.policy not in get_args(Policy):
             raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
+        if self.objective == "period" and (self.recompute or self.offload):
+            asked = "recompute" if self.recompute else "offload"
+            raise UsageError(
+                f"with {asked} plans are compared by the makespan alone, not by the period yet; "
+                "use the objective seconds."
+            )
         if self.recompute:
             self._check_ordered("ops that are called a second time run in a fixed order")
         if self.offload:
@@ -90,6 +99,11 @@ class PlanOptions:
                 "use auto, or a placement's algorithm."
             )
         self._check_constraints()
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether seconds are minimised, of one step or of one among many."""
+        return self.objective != "bytes"
 
     def check_asked(self) -> None:
         """Check that an algorithm asked for by name follows the objective asked for.
@@ -133,7 +147,9 @@ class PlanOptions:
                 f"{self.policy} runs whole ones"
             )
         if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
-            raise UsageError("wishes have a price in seconds; the objective is bytes")
+            raise UsageError(
+                f"wishes have a price in seconds of one step; the objective is {self.objective}"
+            )
         if self.offload and self.constraints:
             raise UsageError(
                 "constraints do not hold for state on the host yet: "

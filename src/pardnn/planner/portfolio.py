@@ -7,9 +7,9 @@ may be improved by local search (`place.polish`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.baselines.exact import faster, is_optimal, place_exact
@@ -39,12 +39,11 @@ from pardnn.planner.algorithms import (
 )
 from pardnn.planner.constrained import obeyed
 from pardnn.planner.microbatches.suitable import suitable_for
-from pardnn.planner.options import Objective
+from pardnn.planner.outcome import Outcome, score
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.decide import beaten_at, decide_sharded
 from pardnn.planner.start.near import improved, itself, kept_near
-from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.policy_peak import policy_peaks
 from pardnn.time_limit import OutOfTimeError, seconds_left
@@ -55,41 +54,6 @@ AT_BOUND = 1e-9
 NEAR_BOUND = 1e-4
 #: Why `Plan.tried` has no plan of an algorithm.
 CUT_OFF, NOT_TRIED = "cut off by the time limit", "not tried: the time limit had passed"
-
-
-class Outcome(NamedTuple):
-    """One algorithm's decision, simulated.
-
-    Attributes:
-        algorithm: Its name.
-        plan: Of the graph; of the partitioned graph if ops are sharded.
-        moved_ops: Ops that a memory step moved to another device.
-        makespan_s: Simulated, in the plan's own order.
-        transfer_bytes: Sent in all.
-        planning_s: Wall time.
-        sharded: The plan with its partitioned graph, if ops are sharded.
-        notes: What a person should know about it.
-        lower_bound_s: That the algorithm proved; 0 if none.
-    """
-
-    algorithm: str
-    plan: PlanArrays
-    moved_ops: int
-    makespan_s: float
-    transfer_bytes: int
-    planning_s: float
-    sharded: ShardedPlan | None = None
-    notes: tuple[str, ...] = ()
-    lower_bound_s: float = 0.0
-
-    def score(self, objective: Objective) -> tuple[float, float]:
-        """Return what is least of the best outcome."""
-        seconds, sent = self.makespan_s, float(self.transfer_bytes)
-        return (seconds, sent) if objective == "seconds" else (sent, seconds)
-
-
-#: Runs algorithms on a problem, and returns the best outcome.
-Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> Outcome:
@@ -157,7 +121,7 @@ def _solved(problem: Problem, algorithm: str) -> Decision:
         if error.code not in SOLVER_FAILED:
             raise
         why = error.message.splitlines()[0].rstrip(".")
-    polish = is_polished(BEST, arrays.num_ops) and options.objective == "seconds"
+    polish = is_polished(BEST, arrays.num_ops) and options.is_timed
     best = decide_best(problem, algorithms_to_try(BEST, arrays.num_ops), polish=polish)
     if found is not None:
         return faster(arrays, problem.machine, found, best.plan)
@@ -194,7 +158,7 @@ def _is_uneven(problem: Problem) -> bool:
     if cutting(problem.options.constraints):
         return False
     unlike = len({(device.type, device.memory, device.speed) for device in devices}) > 1
-    return unlike and problem.options.objective == "seconds" and problem.state is None
+    return unlike and problem.options.is_timed and problem.state is None
 
 
 def _cut_or_alone(problem: Problem) -> Outcome:
@@ -279,24 +243,32 @@ def decide_best(
         OutOfTimeError: E710, if none did and some were cut off by the time limit.
     """
     started = time.perf_counter()
-    objective, names = problem.options.objective, suitable_for(problem, tuple(names))
+    names = suitable_for(problem, tuple(names))
     best, placed, notes, failure = _tried(problem, names)
-    arrays, machine = problem.graph.arrays, problem.machine
-    bound = lower_bound_seconds(arrays, machine) if polish or solvers else 0.0
-    is_near = best is not None and best.makespan_s <= bound * (1 + NEAR_BOUND)
+    bound = _bound(problem) if polish or solvers else 0.0
+    is_near = best is not None and score(problem, best)[0] <= bound * (1 + NEAR_BOUND)
     if polish and placed and not is_near and seconds_left() > 0:
         problem.log.trying("local search")
-        polished = _polished(problem, placed)
-        best = min(best or polished, polished, key=lambda outcome: outcome.score(objective))
-        problem.log.keep(best, objective)
+        polished = [_polished(problem, placed)]
+        if problem.options.objective == "period":
+            polished.append(_polished(problem, [*placed, *polished], by_period=True))
+        best = min([best or polished[0], *polished], key=functools.partial(score, problem))
+        problem.log.keep(best, score(problem, best))
     for solver in solvers:
-        if best is None or best.makespan_s > bound * (1 + AT_BOUND):
+        if best is None or score(problem, best)[0] > bound * (1 + AT_BOUND):
             best = _better_of(best, problem, solver)
     if best is None:
         assert failure is not None
         raise failure
     best = _near_start(problem, _frugal(problem, best))
     return best._replace(planning_s=time.perf_counter() - started, notes=(*best.notes, *notes))
+
+
+def _bound(problem: Problem) -> float:
+    """Return seconds that no placement is below: of a step, or of one among many."""
+    if problem.options.objective == "period":  # steps overlap, so no path counts
+        return work_seconds(problem.machine)
+    return lower_bound_seconds(problem.graph.arrays, problem.machine)
 
 
 def _frugal(problem: Problem, best: Outcome) -> Outcome:
@@ -328,7 +300,6 @@ def _tried(
     problem: Problem, names: Sequence[str]
 ) -> tuple[Outcome | None, list[Outcome], list[str], PardnnError | None]:
     """Return the best outcome, placements to polish, what was not considered, a failure."""
-    objective = problem.options.objective
     best: Outcome | None = None
     placed, notes = list[Outcome](), list[str]()
     failure: PardnnError | None = None
@@ -357,9 +328,9 @@ def _tried(
         if found.sharded is None and found.makespan_s < problem.below:
             placed.append(found)
         problem.log.note(name, found.makespan_s)
-        if best is None or found.score(objective) < best.score(objective):
+        if best is None or score(problem, found) < score(problem, best):
             best = found
-            problem.log.keep(found, objective)
+            problem.log.keep(found, score(problem, found))
     return best, placed, notes, failure
 
 
@@ -380,21 +351,32 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
             return best
         note = f"{solver} was not considered: {error.message.splitlines()[0]}"
         return best._replace(notes=(*best.notes, note))
-    return found if best is None or found.makespan_s < best.makespan_s else best
+    is_better = best is None or score(problem, found) < score(problem, best)
+    return found if is_better else best
 
 
-def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
+def _polished(problem: Problem, placed: list[Outcome], *, by_period: bool = False) -> Outcome:
     """Improve the best two placements by local search; return the better one.
 
     From a plan to start from, the best alone is improved, by moves of single groups.
+
+    Args:
+        problem: What is planned.
+        placed: The placements.
+        by_period: Whether the period is made small, and not the makespan.
     """
     if problem.start is not None:
         found = min(placed, key=lambda outcome: outcome.makespan_s)
         return _with_plan(problem, found, improved(problem, found.plan))
-    # Equal makespans are mostly equal plans: the second start is the next slower one.
-    best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
-    starts = [best[makespan] for makespan in sorted(best)[:2]]
-    graph, machine, usable = problem.graph, problem.machine, problem.capacities
-    plans, seed, known_s = [s.plan for s in starts], problem.options.seed, problem.log.seconds
-    plan, origin = polish_best(graph, machine, plans, usable, seed=seed, known_s=known_s)
+    # Plans that are as good are mostly equal: the second start is the next slower one.
+    best = {
+        score(problem, outcome)[0] if by_period else outcome.makespan_s: outcome
+        for outcome in reversed(placed)
+    }
+    starts = [best[seconds] for seconds in sorted(best)[:2]]
+    plan, origin = polish_best(
+        problem.graph, problem.machine, [start.plan for start in starts], problem.capacities,
+        seed=problem.options.seed, by_period=by_period,
+        known_s=problem.log.score[0] if by_period else problem.log.seconds,
+    )  # fmt: skip
     return _with_plan(problem, starts[origin], plan)

@@ -32,7 +32,7 @@ from pardnn.plan.recompute import first_call, graph_with_calls
 from pardnn.plan.rewritten.offload import graph_with_host
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import partitioned_costs
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
@@ -82,7 +82,7 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
             nearest, least = (found, excess) if excess < least else (nearest, least)
         elif best is None or found.makespan_s < best.makespan_s:
             best = found
-            problem.log.keep(found, problem.options.objective)
+            problem.log.keep(found, score(problem, found))
     if best is None:
         assert failure is not None
         raise failure if nearest is None else _none_fits(problem, nearest)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Protocol, final
 
 from pardnn.plan.plan import Tried
-from pardnn.planner.options import Objective
 
 
 class Complete(Protocol):
@@ -16,10 +15,6 @@ class Complete(Protocol):
     @property
     def makespan_s(self) -> float:
         """Simulated, in seconds."""
-        ...
-
-    def score(self, objective: Objective) -> tuple[float, float]:
-        """Return what is least of the best plan."""
         ...
 
 
@@ -35,6 +30,7 @@ class SearchLog:
         watch: Told what is going on, whenever that changes; None if nobody watches.
         tried: In this order; a part of a search names itself before the algorithm.
         best: The best complete plan of the problem; None before there is one.
+        score: What is least of it; see `portfolio.score`.
         partitioned_ops: Local ops of the cuts that were tried.
         measuring_s: Seconds spent measuring local ops of cuts.
         without_room: Names of cuts of the problem's own graph that no device has room for.
@@ -48,6 +44,7 @@ class SearchLog:
         self.watch = watch if within is None else within.watch
         self.tried: list[Tried] = [] if within is None else within.tried
         self.best: Complete | None = None if within is None else within.best
+        self.score = (math.inf, math.inf) if within is None else within.score
         self.partitioned_ops = 0
         self.measuring_s = 0.0
         self.without_room: set[str] = set()
@@ -65,10 +62,10 @@ class SearchLog:
             best_s = None if self.best is None else self.best.makespan_s
             self.watch(self._part + what, len(self.tried), best_s)
 
-    def keep(self, found: Complete, objective: Objective) -> None:
+    def keep(self, found: Complete, score: tuple[float, float]) -> None:
         """Keep a plan of the problem if it is the best so far, in whichever part of the search."""
-        if self.best is None or found.score(objective) < self.best.score(objective):
-            self.best = found
+        if self.best is None or score < self.score:
+            self.best, self.score = found, score
 
     def note_ratio(self, ratio: float) -> None:
         """Note how many times as long as estimated a cut takes, simulated."""

@@ -20,7 +20,7 @@ from pardnn.plan.demands.check_constraints import broken_constraints
 from pardnn.plan.demands.layout_demands import layout_demands
 from pardnn.plan.plan import plan_from_arrays, planned_graph
 from pardnn.planner.constrained import meant_by
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.time_limit import seconds_left

@@ -48,12 +48,14 @@ class Period(NamedTuple):
         lower_bound: That no order of the same placement is below, seconds.
         steps: How many steps were simulated.
         settled: Whether the ends of devices repeated; else `seconds` is a mean of later steps.
+        ready: When each device begins a late step, after the first one that does, seconds.
     """
 
     seconds: float
     lower_bound: float
     steps: int
     settled: bool
+    ready: Float64[ndarray, " k"]
 
 
 def period(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Period:
@@ -75,16 +77,16 @@ def period(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Period:
         if not machine.serial:
             low, high = max(low, float(growth.min())), min(high, float(growth.max()))
             if high - low <= SAME * high:
-                return Period(max(high, bound), bound, step, True)
+                return Period(max(high, bound), bound, step, True, ready)
         elapsed.append(elapsed[-1] + float(ends.min()))
         known.append(ends - ends.min())
         for back in range(step):
             if np.abs(known[back] - known[step]).max() <= SAME * growth.max():
                 seconds = (elapsed[step] - elapsed[back]) / (step - back)
-                return Period(max(seconds, bound), bound, step, True)
+                return Period(max(seconds, bound), bound, step, True, known[step])
     half = most // 2
     mean = (elapsed[most] + known[most].max() - elapsed[half] - known[half].max()) / (most - half)
-    return Period(max(float(mean), bound), bound, most, False)
+    return Period(max(float(mean), bound), bound, most, False, known[most])
 
 
 def _ends(

@@ -10,8 +10,8 @@ from pardnn.graph.ir import Graph
 from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.polish.components import attach_kernel, connect_kernel, levels, refine
-from pardnn.place.polish.neighbourhood import State, fill_kernel
-from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
+from pardnn.place.polish.neighbourhood import State, fill_kernel, state_of, task_of
+from pardnn.place.polish.polish import polish, polish_best
 from pardnn.sim.engine import simulate
 from pardnn.sim.peak import residual_bytes
 from tests.place.machines import cluster_of, machine_for, schedule

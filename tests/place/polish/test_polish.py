@@ -19,8 +19,8 @@ from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.blocks import give, move_block, path_through_block
-from pardnn.place.polish.neighbourhood import State, Task, changed, fill_kernel
-from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
+from pardnn.place.polish.neighbourhood import State, Task, changed, fill_kernel, state_of, task_of
+from pardnn.place.polish.polish import end_of, polish, polish_best
 from pardnn.place.polish.search import search_kernel
 from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
@@ -35,6 +35,7 @@ from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
+from pardnn.sim.period import period
 from pardnn.time_limit import time_limit
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
@@ -65,9 +66,10 @@ def test_a_plan_whose_order_breaks_the_graphs_is_refused() -> None:
     graph=graphs(max_ops=12, types=TYPES),
     cluster=clusters(),
     tightness=st.sampled_from([None, 1.0, 0.7]),
+    by_period=st.booleans(),
 )
 def test_never_worse_valid_and_within_the_limit(
-    graph: Graph, cluster: Cluster, tightness: float | None
+    graph: Graph, cluster: Cluster, tightness: float | None, by_period: bool
 ) -> None:
     limit = None if tightness is None else max(1, int(one_device_peak(graph) * tightness))
     capacities = [limit] * cluster.num_devices
@@ -76,18 +78,24 @@ def test_never_worse_valid_and_within_the_limit(
         plan = place_pardnn(graph, machine, capacities).plan
     except InfeasibleError:
         return
-    better = polish(graph, machine, plan, capacities, work=800)
+    better = polish(graph, machine, plan, capacities, work=800, by_period=by_period)
     assert plan_problems(graph, plan_from_arrays(graph, better), limited(cluster, limit)) == []
-    before, after = (simulate(graph, machine, p).makespan for p in (plan, better))
+    if by_period:
+        before, after = (period(graph.arrays, machine, p).seconds for p in (plan, better))
+    else:
+        before, after = (simulate(graph, machine, p).makespan for p in (plan, better))
     assert after <= before
 
 
 @pytest.mark.jit
+@pytest.mark.parametrize("begin", [None, (0.0, 1.5, 4.0)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) -> None:
-    graph = random_graph(2, 40, family)
-    machine, arrays, task, state = round_robin_searched(graph, 3)
-    seed, before = 7, state.finish.max()
+def test_what_the_search_knows_of_times_is_what_a_simulation_finds(
+    family: str, begin: tuple[float, ...] | None
+) -> None:
+    graph, at = random_graph(2, 40, family), None if begin is None else np.array(begin)
+    machine, arrays, task, state = round_robin_searched(graph, 3, at)
+    seed, before = 7, end_of(task, state)
     for _ in range(30):  # whatever was tried and undone last, all times must be right
         seed = search_kernel(task, state, 200, 0.05, seed)
         fresh = state_of(state.place, state.order, 3)
@@ -103,18 +111,20 @@ def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) 
         fill_kernel(task, again)
         for name in State._fields[1:11]:
             assert np.array_equal(getattr(again, name), getattr(fresh, name)), name
-        finish, tail = naive_times(graph, machine, again.place, again.order.tolist())
+        finish, tail = naive_times(graph, machine, again.place, again.order.tolist(), task)
         assert again.finish.tolist() == finish
         assert again.tail.tolist() == tail
-    assert state.finish.max() <= before
+    assert end_of(task, state) <= before
 
 
-def round_robin_searched(graph: Graph, k: int) -> tuple[Machine, GraphArrays, Task, State]:
+def round_robin_searched(
+    graph: Graph, k: int, begin: np.ndarray | None = None
+) -> tuple[Machine, GraphArrays, Task, State]:
     """What the search is given when it begins at a round robin plan."""
     machine, arrays = machine_for(graph, cluster_of(k)), closed_arrays(graph)
     plan = place_round_robin(graph, machine, [None] * k).plan
     order = np.argsort(simulate(graph, machine, plan).dispatch)
-    task, state = task_of(arrays, machine), state_of(plan.place, order, k)
+    task, state = task_of(arrays, machine, begin=begin), state_of(plan.place, order, k)
     fill_kernel(task, state)
     return machine, arrays, task, state
 
@@ -131,9 +141,10 @@ def _last_before(state: State, to: int, device: int) -> int:
 
 
 def naive_times(
-    graph: Graph, machine: Machine, place: np.ndarray, order: list[int]
+    graph: Graph, machine: Machine, place: np.ndarray, order: list[int], task: Task
 ) -> tuple[list[float], list[float]]:
     """Finish of each op, and the seconds from its start to the end, by definition."""
+    begin, after = task.begin.tolist(), task.after.tolist()
     successors = op_successors(graph)
     n = len(order)
     seconds = [float(machine.seconds[machine.device_class[place[op]], op]) for op in range(n)]
@@ -148,25 +159,26 @@ def naive_times(
         arrived = [
             finish[i] + comm(i, op, successors[i][op]) for i in range(n) if op in successors[i]
         ]
-        finish[op] = max([0.0, *queue, *arrived]) + seconds[op]
+        finish[op] = max([begin[place[op]], *queue, *arrived]) + seconds[op]
     for at in range(n - 1, -1, -1):
         op = order[at]
         queue = [tail[j] for j in order[at + 1 :] if place[j] == place[op]]
         rest = [comm(op, j, size) + tail[j] for j, size in successors[op].items()]
-        tail[op] = max([0.0, *queue, *rest]) + seconds[op]
+        tail[op] = max([after[place[op]], *queue, *rest]) + seconds[op]
     return finish, tail
 
 
 @settings(max_examples=15)
 @given(graph=graphs(max_ops=10, memory=False), seed=st.integers(1, 99), k=st.integers(2, 3))
 def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int, k: int) -> None:
-    *_, task, state = round_robin_searched(graph, k)
-    for op in range(len(graph.ops)):
-        before = state.finish.max()
-        path, d, x, to, seed = best_slot(task, state, op, 0.0, seed)
-        if d >= 0:
-            changed(task, state, op, d, x, to)
-            assert state.finish.max() <= max(before, path)
+    for begin in (None, np.array([0.0, 2.5, 1.0][:k])):
+        *_, task, state = round_robin_searched(graph, k, begin)
+        for op in range(len(graph.ops)):
+            before = end_of(task, state)
+            path, d, x, to, seed = best_slot(task, state, op, 0.0, seed)
+            if d >= 0:
+                changed(task, state, op, d, x, to)
+                assert end_of(task, state) <= max(before, path)
 
 
 @pytest.mark.jit

@@ -25,7 +25,7 @@ from pardnn.planner.microbatches import cut_pieces
 from pardnn.planner.microbatches.cut_pieces import better_cut_pieces
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import _shardings
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds

@@ -172,7 +172,7 @@ def path_through_block(t: Task, s: State, end: int, d: int) -> float:
         end: Number of ops.
         d: The device.
     """
-    done = 0.0
+    done = t.begin[d]
     for i in range(end):
         op = s.block[i]
         x = _near_before(s, op, d)
@@ -190,7 +190,7 @@ def path_through_block(t: Task, s: State, end: int, d: int) -> float:
             done = max(done, at)
         done += t.seconds[t.device_class[d], op]
         s.end[i], s.queued[i] = done, x
-    rest, longest = 0.0, 0.0
+    rest, longest = t.after[d], 0.0
     for i in range(end - 1, -1, -1):
         op, x = s.block[i], s.queued[i]
         y = s.behind[x] if x >= 0 else s.first[d]
@@ -277,6 +277,6 @@ def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int
     old = s.place[op]
     for target in (d, old):
         work += give(t, s, begin, end, target)
-        if makespan(s) <= limit:
+        if makespan(t, s) <= limit:
             break
     return work, seed

@@ -178,15 +178,14 @@ def _simulated(
     free[:] = 0.0
     end = 0.0
     for op in s.order:
-        d, begin = s.place[op], 0.0
-        if s.last[d] >= 0:
-            begin = s.finish[s.last[d]]
+        d = s.place[op]
+        begin = s.finish[s.last[d]] if s.last[d] >= 0 else t.begin[d]
         for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
             near = t.in_op[edge]
             begin = max(begin, s.finish[near] if s.place[near] == d else arrived[near, d])
         s.last[d] = op
         s.finish[op] = begin + t.seconds[t.device_class[d], op]
-        end = max(end, s.finish[op])
+        end = max(end, s.finish[op] + t.after[d])
         if end >= limit:
             break
         s.ready[:] = -1.0

@@ -18,8 +18,12 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InvalidPlanError
-from pardnn.graph.csr import GraphArrays, op_edges
+from pardnn.graph.csr import GraphArrays, op_edges, transposed
 from pardnn.kernels.jit import helper, kernel
+from pardnn.place.colocation import runnable
+from pardnn.place.ordering.memory_bounded import UNLIMITED
+from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 
 #: Positions of the order looked at for the op before on each device, per device.
 LOOK = 12
@@ -45,6 +49,8 @@ class Task(NamedTuple):
         member: The ops.
         residual: Bytes of each op that stay where it is.
         room: Bytes of that kind that each device may hold.
+        begin: Seconds at which each device begins.
+        after: Seconds that count after each device's last op.
     """
 
     in_ptr: Int64[ndarray, " n+1"]
@@ -63,6 +69,8 @@ class Task(NamedTuple):
     member: Int64[ndarray, " n"]
     residual: Int64[ndarray, " n"]
     room: Int64[ndarray, " k"]
+    begin: Float64[ndarray, " k"]
+    after: Float64[ndarray, " k"]
 
 
 class State(NamedTuple):
@@ -107,6 +115,84 @@ class State(NamedTuple):
     queued: Int64[ndarray, " n"]
 
 
+def task_of(
+    arrays: GraphArrays,
+    machine: Machine,
+    room: Int64[ndarray, " k"] | None = None,
+    begin: Float64[ndarray, " k"] | None = None,
+) -> Task:
+    """Return what the search needs to know.
+
+    Args:
+        arrays: The graph, with closed groups.
+        machine: Durations and links.
+        room: Residual bytes that each device may hold; None for no limit.
+        begin: When each device begins, seconds: what counts is how long after that it ends, and
+            the latest begin. None: all at 0.
+    """
+    n, begin = arrays.num_ops, np.zeros(machine.num_devices) if begin is None else begin
+    successor = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
+    consumer = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
+    source = np.concatenate([arrays.tensor_op[arrays.input_tensor], arrays.after_op])
+    target = np.concatenate([consumer, successor])
+    sent = arrays.tensor_bytes[arrays.input_tensor].astype(np.float64)
+    size = np.concatenate([sent, np.zeros(len(successor))])
+
+    def rows(
+        key: Int64[ndarray, " e"], other: Int64[ndarray, " e"]
+    ) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " e"], Float64[ndarray, " e"]]:
+        by_key = np.lexsort((other, key))
+        ends = np.cumsum(np.bincount(key, minlength=n))
+        ptr = np.concatenate([[0], ends]).astype(np.int64)
+        return ptr, other[by_key].astype(np.int64), size[by_key]
+
+    return Task(
+        *rows(target, source),
+        *rows(source, target),
+        machine.seconds,
+        machine.device_class,
+        machine.latency,
+        machine.bandwidth,
+        arrays.group.copy(),
+        runnable(arrays, machine),
+        *transposed(np.arange(n + 1), arrays.group, int(arrays.group.max()) + 1),
+        residual_bytes(arrays, np.arange(n)),
+        np.full(machine.num_devices, UNLIMITED) if room is None else room,
+        begin,
+        begin.max() - begin,
+    )
+
+
+def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devices: int) -> State:
+    """Return a state in which only `place` and `order` are filled.
+
+    Args:
+        place: Device of each op.
+        order: All ops, in the order in which they start.
+        num_devices: Number of devices.
+    """
+    n, k = len(place), num_devices
+    return State(
+        place=np.array(place, dtype=np.int64),
+        order=np.array(order, dtype=np.int64),
+        position=np.zeros(n, dtype=np.int64),
+        before=np.zeros(n, dtype=np.int64),
+        behind=np.zeros(n, dtype=np.int64),
+        first=np.zeros(k, dtype=np.int64),
+        last=np.zeros(k, dtype=np.int64),
+        finish=np.zeros(n),
+        tail=np.zeros(n),
+        dirty=np.zeros(n, dtype=np.bool_),
+        resident=np.zeros(k, dtype=np.int64),
+        near=np.zeros(k, dtype=np.int64),
+        ready=np.zeros(k),
+        follow=np.zeros(k),
+        block=np.empty(n, dtype=np.int64),
+        end=np.zeros(n),
+        queued=np.zeros(n, dtype=np.int64),
+    )
+
+
 def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
     """Return the ops of a plan to improve in the order in which they are dispatched.
 
@@ -131,9 +217,8 @@ def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[n
 @helper
 def _finish(t: Task, s: State, op: int) -> float:
     """When an op ends: its device is free and its inputs have arrived."""
-    d, begin = s.place[op], 0.0
-    if s.before[op] >= 0:
-        begin = s.finish[s.before[op]]
+    d = s.place[op]
+    begin = s.finish[s.before[op]] if s.before[op] >= 0 else t.begin[d]
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
         predecessor = t.in_op[edge]
         at, p = s.finish[predecessor], s.place[predecessor]
@@ -146,9 +231,8 @@ def _finish(t: Task, s: State, op: int) -> float:
 @helper
 def _tail(t: Task, s: State, op: int) -> float:
     """Seconds from the start of an op to the end of the step, by the longest path."""
-    d, rest = s.place[op], 0.0
-    if s.behind[op] >= 0:
-        rest = s.tail[s.behind[op]]
+    d = s.place[op]
+    rest = s.tail[s.behind[op]] if s.behind[op] >= 0 else t.after[d]
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
         successor = t.out_op[edge]
         tail, q = s.tail[successor], s.place[successor]
@@ -182,12 +266,12 @@ def fill_kernel(t: Task, s: State) -> None:
 
 
 @helper
-def makespan(s: State) -> float:
-    """Return when the last op ends, seconds."""
+def makespan(t: Task, s: State) -> float:
+    """Return when the last op ends, seconds; with what counts after it."""
     end = 0.0
-    for op in s.last:
-        if op >= 0:
-            end = max(end, s.finish[op])
+    for d in range(len(s.last)):
+        if s.last[d] >= 0:
+            end = max(end, s.finish[s.last[d]] + t.after[d])
     return end
 
 

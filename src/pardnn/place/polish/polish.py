@@ -16,12 +16,18 @@ References: Mastrolilli, Gambardella, "Effective neighbourhood functions for the
 problem", J. Scheduling 2000 (an op taken out of its queue lengthens no path, so both its ends are
 known); Dueck, "New optimization heuristics", J. Computational Physics 1993.
 
+The period of steps in a row is made small likewise: each device begins where it does in the best
+plan's late steps, and what counts is the longest of the times from a device's begin to its end. No
+period is longer, and with those begins that plan's is as long (Collatz and Wielandt; Baccelli et
+al., 1992): what is shorter with the same begins is a better plan, and gives the next begins.
+
 Deterministic for a seed and a budget of work; a time limit alone may change the result.
 O(K (fan-in + fan-out)) per op evaluated, O(ops + edges) per change at worst, mostly far less.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,23 +36,31 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import GraphArrays, transposed
+from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.heft import heft_kernel
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.fit import fit_candidate, fits
-from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
+from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.polish.components import levels, refine, with_heavy_ones
-from pardnn.place.polish.neighbourhood import State, Task, fill_kernel, global_order
+from pardnn.place.polish.neighbourhood import (
+    State,
+    Task,
+    fill_kernel,
+    global_order,
+    state_of,
+    task_of,
+)
 from pardnn.place.polish.search import search_kernel
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine, with_slower_links
 from pardnn.sim.peak import residual_bytes
+from pardnn.sim.period import period
 from pardnn.sim.timeline import static_timeline
 from pardnn.time_limit import seconds_left
 
@@ -104,6 +118,7 @@ def polish(
     seed: int = 0,
     work: int | None = None,
     near: bool = False,
+    by_period: bool = False,
 ) -> PlanArrays:
     """Return a plan that is no slower and fits wherever the given one does.
 
@@ -117,19 +132,21 @@ def polish(
         seed: Of the choice of changes.
         work: Ops whose times are computed again; None for `work_for`.
         near: Without HEFT, which places all ops anew.
+        by_period: Whether the period is made small, and not the makespan.
     """
-    job = _job_of(graph, machine, capacities)
+    job = _job_of(graph, machine, capacities, by_period)
     arrays, best = job.arrays, _found(job, plan)
-    bound = lower_bound_seconds(arrays, machine) * (1 + 1e-9)
+    bound = work_seconds(machine) if by_period else lower_bound_seconds(arrays, machine)
+    bound *= 1 + 1e-9
     half = 2 if arrays.num_ops > MANY_OPS else 1
-    passes, rounds = 0 if near else PASSES // half, ROUNDS // half
+    passes, rounds = 0 if near or by_period else PASSES // half, ROUNDS // half
     each = (work_for(arrays.num_ops) if work is None else work) // rounds
     tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
-    if not near and machine.num_devices > 1 and best.makespan > bound:
+    if not near and machine.num_devices > 1 and best.seconds > bound:
         best = _refined(job, best, 2 * each)
     place, state, idle = best.plan.place, 1 + seed % 2147483646, 0
     for step in range(passes + rounds if machine.num_devices > 1 else 0):
-        if (left := seconds_left()) <= 0 or best.makespan <= bound:
+        if (left := seconds_left()) <= 0 or best.seconds <= bound:
             break
         idle = 0 if step == passes else idle
         if idle == PATIENCE:
@@ -155,6 +172,7 @@ def polish_best(
     seed: int = 0,
     work: int | None = None,
     known_s: float = math.inf,
+    by_period: bool = False,
 ) -> tuple[PlanArrays, int]:
     """Polish several plans, each with an equal share of half the work, and then the best alone.
 
@@ -166,24 +184,27 @@ def polish_best(
         seed: As in `polish`.
         work: In all; None for `work_for`.
         known_s: Seconds of the best plan known; far above it the second half is not spent.
+        by_period: As in `polish`.
 
     Returns:
         The best plan found, and which of `plans` it came from. Of two that take about as long it is
         the one with fewer messages, though never slower than the best of `plans`.
     """
     whole = work_for(len(graph.ops)) if work is None else work
+    job = _job_of(graph, machine, capacities, by_period)
 
-    def better(plan: PlanArrays, part: int, seed: int) -> tuple[float, PlanArrays]:
-        plan = polish(graph, machine, plan, capacities, seed=seed, work=whole // part)
-        return run_lists(graph.arrays, machine, plan).makespan, plan
+    def better(plan: PlanArrays, part: int, seed: int) -> _Found:
+        return _found(job, polish(
+            graph, machine, plan, capacities, seed=seed, work=whole // part, by_period=by_period
+        ))  # fmt: skip
 
     found = [better(plan, 2 * len(plans), seed) for plan in plans]
-    origin, (makespan, plan) = min(enumerate(found), key=lambda each: each[1][0])
-    if makespan > NEAR * known_s:
-        return plan, origin
-    job = _job_of(graph, machine, capacities)
-    most = min(run_lists(graph.arrays, machine, plan).makespan for plan in plans)
-    return _with_fewer_messages(job, _found(job, better(plan, 2, seed + 1)[1]), most).plan, origin
+    origin = min(range(len(plans)), key=lambda number: found[number].seconds)
+    best = found[origin]
+    if best.seconds > NEAR * known_s:
+        return best.plan, origin
+    most = min(_found(job, plan).seconds for plan in plans)
+    return _with_fewer_messages(job, better(best.plan, 2, seed + 1), most).plan, origin
 
 
 def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
@@ -204,24 +225,44 @@ class _Job(NamedTuple):
     runs: Bool[ndarray, "g k"]
     residual: Int64[ndarray, " n"]  # bytes
     room: Int64[ndarray, " k"]
+    by_period: bool
 
 
 class _Found(NamedTuple):
+    """A plan.
+
+    Attributes:
+        plan: The plan.
+        seconds: Its makespan or period.
+        order: All ops as they are dispatched.
+        begin: When each device begins, seconds; None: all at 0.
+    """
+
     plan: PlanArrays
-    makespan: float
+    seconds: float
     order: Int64[ndarray, " n"]
+    begin: Float64[ndarray, " k"] | None
 
 
-def _job_of(graph: Graph, machine: Machine, capacities: list[int | None]) -> _Job:
+def _job_of(graph: Graph, machine: Machine, capacities: list[int | None], by_period: bool) -> _Job:
     arrays = closed_arrays(graph)
     residual = residual_bytes(arrays, np.arange(arrays.num_ops))
     return _Job(arrays, machine, capacities, first_overwrites(graph), runnable(arrays, machine),
-                residual, limits(capacities))  # fmt: skip
+                residual, limits(capacities), by_period)  # fmt: skip
 
 
 def _found(job: _Job, plan: PlanArrays) -> _Found:
-    timeline = run_lists(job.arrays, job.machine, plan)
-    return _Found(plan, timeline.makespan, global_order(job.arrays, timeline.dispatch))
+    seconds, begin = _judged(job, plan)
+    timeline = run_lists(job.arrays, job.machine, plan, begin)
+    return _Found(plan, seconds, global_order(job.arrays, timeline.dispatch), begin)
+
+
+def _judged(job: _Job, plan: PlanArrays) -> tuple[float, Float64[ndarray, " k"] | None]:
+    """Return what counts of a plan, in seconds, and when its devices begin."""
+    if not job.by_period:
+        return run_lists(job.arrays, job.machine, plan).makespan, None
+    found = period(job.arrays, job.machine, plan)
+    return found.seconds, found.ready
 
 
 def _better(
@@ -233,9 +274,10 @@ def _better(
     """
     a, machine = job.arrays, job.machine
     state = state_of(place, order, machine.num_devices)
-    fill_kernel(task_of(a, machine), state)
+    task = task_of(a, machine, begin=best.begin)
+    fill_kernel(task, state)
     # Neither contention nor memory makes it any faster.
-    if state.finish.max() >= best.makespan:
+    if end_of(task, state) - task.begin.max() >= best.seconds:
         return best, False
     if not _holds_residuals(job, place):
         return best, True
@@ -250,8 +292,13 @@ def _better(
         if fitted is None:
             return best, True
         plan = fitted
-    makespan = run_lists(a, machine, plan).makespan
-    return (_Found(plan, makespan, order) if makespan < best.makespan else best), memory_binds
+    found, begin = _judged(job, plan)
+    return (_Found(plan, found, order, begin) if found < best.seconds else best), memory_binds
+
+
+def end_of(task: Task, state: State) -> float:
+    """Return when the last op ends, with what counts after it, seconds."""
+    return float((state.finish + task.after[state.place]).max())
 
 
 def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
@@ -285,7 +332,7 @@ def ranked_by(
 def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
     """Return the plan with components of ops on other devices, where it is faster."""
     a, m = job.arrays, job.machine
-    position, task = inverse_permutation(a.topological), task_of(a, m, job.room)
+    position, task = inverse_permutation(a.topological), task_of(a, m, job.room, best.begin)
     for component in levels(task):
         if max_work <= 0 or seconds_left() <= 0:
             break
@@ -294,7 +341,7 @@ def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
         states = [state_of(best.plan.place, each, m.num_devices) for each in (best.order, ranked)]
         for state in states:
             fill_kernel(task, state)
-        state = min(states, key=lambda state: state.finish.max())
+        state = min(states, key=functools.partial(end_of, task))
         max_work -= refine(task, state, component, max_work, m.serial > 0)
         best, _ = _better(job, best, state.place, state.order)
     return best
@@ -312,11 +359,11 @@ def _with_fewer_messages(job: _Job, best: _Found, most: float) -> _Found:
     place = with_heavy_ones(task, best.plan.place)
     if not before or np.array_equal(place, best.plan.place):
         return best
-    found, _ = _better(job, best._replace(makespan=np.inf), place, best.order)
+    found, _ = _better(job, best._replace(seconds=np.inf), place, best.order)
     fewer = before - len(found.plan.message_tensor)
-    loss = min(FOR_FEWER * best.makespan, fewer * float(task.latency.max()))
-    below = max(best.makespan, min(most, best.makespan + loss)) * (1 + EQUAL)
-    return found if fewer > 0 and found.makespan <= below else best
+    loss = min(FOR_FEWER * best.seconds, fewer * float(task.latency.max()))
+    below = max(best.seconds, min(most, best.seconds + loss)) * (1 + EQUAL)
+    return found if fewer > 0 and found.seconds <= below else best
 
 
 def _searched(
@@ -325,76 +372,6 @@ def _searched(
     """Return the best placement and order near the best plan, and the next seed."""
     m = with_slower_links(job.machine, slower)
     state = state_of(best.plan.place, best.order, m.num_devices)
-    seed = search_kernel(task_of(job.arrays, m, job.room), state, work, tolerance, seed)
+    task = task_of(job.arrays, m, job.room, best.begin)
+    seed = search_kernel(task, state, work, tolerance, seed)
     return state.place, state.order, seed
-
-
-def task_of(
-    arrays: GraphArrays, machine: Machine, room: Int64[ndarray, " k"] | None = None
-) -> Task:
-    """Return what the search needs to know.
-
-    Args:
-        arrays: The graph, with closed groups.
-        machine: Durations and links.
-        room: Residual bytes that each device may hold; None for no limit.
-    """
-    n = arrays.num_ops
-    successor = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
-    consumer = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
-    source = np.concatenate([arrays.tensor_op[arrays.input_tensor], arrays.after_op])
-    target = np.concatenate([consumer, successor])
-    sent = arrays.tensor_bytes[arrays.input_tensor].astype(np.float64)
-    size = np.concatenate([sent, np.zeros(len(successor))])
-
-    def rows(
-        key: Int64[ndarray, " e"], other: Int64[ndarray, " e"]
-    ) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " e"], Float64[ndarray, " e"]]:
-        by_key = np.lexsort((other, key))
-        ends = np.cumsum(np.bincount(key, minlength=n))
-        ptr = np.concatenate([[0], ends]).astype(np.int64)
-        return ptr, other[by_key].astype(np.int64), size[by_key]
-
-    return Task(
-        *rows(target, source),
-        *rows(source, target),
-        machine.seconds,
-        machine.device_class,
-        machine.latency,
-        machine.bandwidth,
-        arrays.group.copy(),
-        runnable(arrays, machine),
-        *transposed(np.arange(n + 1), arrays.group, int(arrays.group.max()) + 1),
-        residual_bytes(arrays, np.arange(n)),
-        np.full(machine.num_devices, UNLIMITED) if room is None else room,
-    )
-
-
-def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devices: int) -> State:
-    """Return a state in which only `place` and `order` are filled.
-
-    Args:
-        place: Device of each op.
-        order: All ops, in the order in which they start.
-        num_devices: Number of devices.
-    """
-    n, k = len(place), num_devices
-    return State(
-        place=np.array(place, dtype=np.int64),
-        order=np.array(order, dtype=np.int64),
-        position=np.zeros(n, dtype=np.int64),
-        before=np.zeros(n, dtype=np.int64),
-        behind=np.zeros(n, dtype=np.int64),
-        first=np.zeros(k, dtype=np.int64),
-        last=np.zeros(k, dtype=np.int64),
-        finish=np.zeros(n),
-        tail=np.zeros(n),
-        dirty=np.zeros(n, dtype=np.bool_),
-        resident=np.zeros(k, dtype=np.int64),
-        near=np.zeros(k, dtype=np.int64),
-        ready=np.zeros(k),
-        follow=np.zeros(k),
-        block=np.empty(n, dtype=np.int64),
-        end=np.zeros(n),
-        queued=np.zeros(n, dtype=np.int64),
-    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from pardnn.errors import InfeasibleError
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.time_limit import check_time
 
@@ -57,7 +57,7 @@ class Best:
         self.spent += outcome.planning_s
         is_better = self._is_better(outcome)
         self.found, self.worse = (outcome, 0) if is_better else (self.found, self.worse + 1)
-        self.problem.log.keep(outcome, self.problem.options.objective)
+        self.problem.log.keep(outcome, score(self.problem, outcome))
         return is_better
 
     def _note(self, failure: InfeasibleError) -> None:
@@ -67,8 +67,8 @@ class Best:
             self.failure = failure
 
     def _is_better(self, outcome: Outcome) -> bool:
-        best, objective = self.found, self.problem.options.objective
-        return best is None or outcome.score(objective) < best.score(objective)
+        best = self.found
+        return best is None or score(self.problem, outcome) < score(self.problem, best)
 
     @property
     def had_too_many(self) -> bool:

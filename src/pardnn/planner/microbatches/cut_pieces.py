@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pardnn.errors import UsageError
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import AUTO_LOCAL_OPS
 from pardnn.planner.sharded.memory import PEAK

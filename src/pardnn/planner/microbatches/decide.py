@@ -19,7 +19,7 @@ from pardnn.planner.microbatches.cut_pieces import NO_BATCH, counts
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.microbatches.owned import OWNERS, best_owned, in_rows
 from pardnn.planner.microbatches.staged import decide_staged
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate

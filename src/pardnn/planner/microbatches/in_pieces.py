@@ -10,7 +10,7 @@ from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import partitioned_costs, scaled_costs
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog

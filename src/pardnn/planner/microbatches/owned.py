@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pardnn.errors import UsageError
 from pardnn.place.polish.polish import polish
 from pardnn.planner.microbatches.best import MANY_OPS, Best
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.time_limit import seconds_left
@@ -56,13 +56,20 @@ def in_rows(inner: Problem, decide: Decide) -> Outcome:
     """
     outcome = decide(inner.with_options(algorithm=OWNERS), (OWNERS,))
     options, graph, machine = inner.options, inner.graph, inner.machine
-    if outcome.sharded or options.objective != "seconds" or options.policy != "order":
+    if outcome.sharded or not options.is_timed or options.policy != "order":
         return outcome
     if seconds_left() <= 0:
         return outcome
     work = WORK_PER_OP * len(graph.ops)
     plan = polish(
-        graph, machine, outcome.plan, inner.capacities, seed=options.seed, work=work, near=True
+        graph,
+        machine,
+        outcome.plan,
+        inner.capacities,
+        seed=options.seed,
+        work=work,
+        near=True,
+        by_period=options.objective == "period",
     )
     timeline = simulate(graph, machine, plan)
     sent = timeline.transfer_bytes(graph)

@@ -26,7 +26,7 @@ from pardnn.place.ordering.fit import fits
 from pardnn.plan.plan import Plan, on_devices, plan_arrays, planned_graph
 from pardnn.plan.rewritten.offload import may_offload
 from pardnn.planner.offload.fewest import fewest
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import LARGER, rewritten_costs
 from pardnn.planner.search_log import SearchLog
@@ -67,7 +67,7 @@ def decide_cut_offloaded(
             continue
         if best is None or found.makespan_s < best.makespan_s:
             best = found
-            problem.log.keep(found, problem.options.objective)
+            problem.log.keep(found, score(problem, found))
     if best is None:
         raise min(failures, key=_missing_bytes)
     return best._replace(planning_s=time.perf_counter() - started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.outcome import Outcome
 
 
 def fewest(tried: Callable[[int], Outcome | None], most: int) -> Outcome:

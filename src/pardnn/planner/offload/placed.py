@@ -20,7 +20,7 @@ from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.offload.cut import decide_cut_offloaded
 from pardnn.planner.offload.fewest import fewest
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.search_log import SearchLog
@@ -63,7 +63,7 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
             if count == len(movable):
                 raise
             return None
-        problem.log.keep(found, problem.options.objective)
+        problem.log.keep(found, score(problem, found))
         return found
 
     best = fewest(tried, len(movable))

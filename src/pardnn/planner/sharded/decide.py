@@ -68,7 +68,7 @@ def beaten_at(problem: Problem, makespan_s: float, cut: ShardedPlan | None) -> f
         makespan_s: Of the best plan so far; infinite without one.
         cut: That plan, if it is a cut.
     """
-    if problem.options.objective != "seconds" or not math.isfinite(makespan_s):
+    if not problem.options.is_timed or not math.isfinite(makespan_s):
         return None
     if not problem.costs.is_measured:
         return makespan_s
@@ -105,7 +105,7 @@ def decide_sharded(
     started = time.perf_counter()
     unchecked = check_descriptions(problem.graph)
     found = fitting_plans(problem, algorithm, unless_above=unless_above)
-    is_timed = problem.options.objective == "seconds"
+    is_timed = problem.options.is_timed
     best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
     is_measured = problem.costs.is_measured
     if is_measured and unless_above is not None and best.makespan_s >= unless_above:
@@ -150,7 +150,7 @@ def fitting_plans(
     """
     found: list[ShardedPlan] = []
     failures: list[InfeasibleError] = []
-    is_timed = problem.options.objective == "seconds"
+    is_timed = problem.options.is_timed
 
     def tried(sharding: Sharding) -> None:
         seconds = [plan.makespan_s for plan in found if is_timed]
@@ -219,8 +219,9 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
             yield in_pieces(cut.whole, graph, search(cut.whole, whole.fixed or cluster))
         return
     if fixed is None:
-        yield from shared_shardings(problem, SLACKS[0], problem.options.objective)
-    if problem.options.objective == "seconds":
+        timed = "seconds" if problem.options.is_timed else "bytes"
+        yield from shared_shardings(problem, SLACKS[0], timed)
+    if problem.options.is_timed:
         limits = [size for size in problem.capacities if size is not None]
         capacity = min(limits, default=None)
         timed = functools.partial(

@@ -78,7 +78,7 @@ def device_fractions(problem: Problem, slack: float) -> Float64[ndarray, " k"]:
         slack: See `SLACKS`.
     """
     speeds = np.ones(problem.cluster.num_devices)
-    if problem.options.objective == "seconds":
+    if problem.options.is_timed:
         speeds = 1 / _step_seconds(problem)
     needed = slack * max(one_device_peak(problem.graph.arrays), 1)
     most = np.array([math.inf if u is None else u / needed for u in problem.capacities])

@@ -27,7 +27,7 @@ from pardnn.planner.algorithms import BEST
 from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.decide import can_shard

@@ -29,7 +29,7 @@ from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.decide import STAGES, in_stages
-from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds

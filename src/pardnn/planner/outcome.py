@@ -1,0 +1,57 @@
+"""One algorithm's decision, simulated, and what is least of the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pardnn.plan.plan import PlanArrays
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.sim.machine import machine_of
+from pardnn.sim.period import period
+
+
+class Outcome(NamedTuple):
+    """One algorithm's decision, simulated.
+
+    Attributes:
+        algorithm: Its name.
+        plan: Of the graph; of the partitioned graph if ops are sharded.
+        moved_ops: Ops that a memory step moved to another device.
+        makespan_s: Simulated, in the plan's own order.
+        transfer_bytes: Sent in all.
+        planning_s: Wall time.
+        sharded: The plan with its partitioned graph, if ops are sharded.
+        notes: What a person should know about it.
+        lower_bound_s: That the algorithm proved; 0 if none.
+    """
+
+    algorithm: str
+    plan: PlanArrays
+    moved_ops: int
+    makespan_s: float
+    transfer_bytes: int
+    planning_s: float
+    sharded: ShardedPlan | None = None
+    notes: tuple[str, ...] = ()
+    lower_bound_s: float = 0.0
+
+
+def score(problem: Problem, outcome: Outcome) -> tuple[float, float]:
+    """Return what is least of the best outcome of a problem."""
+    seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
+    match problem.options.objective:
+        case "seconds":
+            return seconds, sent
+        case "bytes":
+            return sent, seconds
+        case "period":
+            cut = outcome.sharded
+            graph, costs = (problem.graph, problem.costs) if cut is None else (cut.graph, cut.costs)
+            machine = machine_of(costs, problem.cluster)
+            return period(graph.arrays, machine, outcome.plan).seconds, seconds
+
+
+#: Runs algorithms on a problem, and returns the best outcome.
+Decide = Callable[[Problem, Sequence[str]], Outcome]
