@@ -24,7 +24,7 @@ from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
 from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.place.thesis.steps import place_thesis
-from pardnn.planner.make_plan import communication_ratio
+from pardnn.planner.costs import communication_ratio
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.machine import Machine, machine_of
 

@@ -72,6 +72,8 @@ RULES = ("equal-chop", "allrow-greedy", "spartan", "icml18")
 
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)
+#: Of those, what `auto` tries of the whole batch where steps in a row count.
+STAGED = ("1f1b", "zb-v")
 
 #: Those that run a solver in a child process, which may not be installed.
 SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})

@@ -16,9 +16,12 @@ from pardnn.cost.costs import MEASURED_BEFORE, Costs, graph_costs, measured_cost
 from pardnn.cost.presets import PRESET_NAMES, device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.errors import UsageError
+from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.shard.aten.lookup import description_of
+from pardnn.sim.levels import slowest_link
+from pardnn.sim.machine import fastest_seconds, machine_of
 from pardnn.sim.peak import one_device_peak, residual_bytes
 
 Progress = Callable[[int, int], None]
@@ -217,3 +220,19 @@ def scaled_costs(graph: Graph, costs: Costs, partitioned: Graph) -> Costs:
             else:
                 seconds[kind][i] = values[of] * min(1.0, own / whole[of] if whole[of] else 1.0)
     return Costs(seconds=seconds, source=costs.source)
+
+
+def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> float:
+    """Return total communication / total computation: every data edge over the slowest link.
+
+    Args:
+        arrays: Of the graph.
+        costs: Of its ops, each counted on its fastest device.
+        cluster: Its slowest link is taken.
+    """
+    machine = machine_of(costs, cluster)
+    latency, per_byte = slowest_link(machine)
+    work = float(fastest_seconds(machine).sum())
+    edges = np.diff(arrays.consumer_ptr)
+    communication = float((edges * (latency + arrays.tensor_bytes * per_byte)).sum())
+    return communication / work if work > 0 else 0.0

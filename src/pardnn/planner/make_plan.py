@@ -9,11 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pardnn.cluster import Cluster
-from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, Terminated, UsageError, shown
 from pardnn.gc_pause import collector_paused
-from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.plan.check import check_plan
 from pardnn.plan.constraints import cutting, hard, placing
@@ -28,6 +25,7 @@ from pardnn.planner.algorithms import (
     CUTS,
     RULES,
     SHARDED,
+    STAGED,
     algorithms_to_try,
     is_polished,
     mixed_parts,
@@ -35,6 +33,7 @@ from pardnn.planner.algorithms import (
 )
 from pardnn.planner.conflicts import steered, with_constraints
 from pardnn.planner.constrained import constrained, refused
+from pardnn.planner.costs import communication_ratio
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatches.cut_pieces import (
     NO_BATCH,
@@ -55,16 +54,12 @@ from pardnn.planner.wishes import decide_wished
 from pardnn.report.results import PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.engine import simulate
-from pardnn.sim.levels import slowest_link
-from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
+from pardnn.sim.machine import machine_of, serial_seconds
 from pardnn.sim.peak import peaks
 from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
 from pardnn.time_limit import OutOfTimeError, no_time_limit, time_limit
 from pardnn.version import __version__
-
-#: Stages of the whole batch: one for each device, and two.
-STAGED = ("1f1b", "zb-v")
 
 
 def make_plan(
@@ -244,6 +239,18 @@ def _may_be_staged(problem: Problem) -> bool:
     return is_best and options.objective == "period" and can_shard(problem.graph)
 
 
+def _near_start(problem: Problem) -> tuple[str, ...]:
+    """Return the algorithms to run near a plan to start from."""
+    algorithm, start = problem.options.algorithm, problem.start
+    if problem.options.objective == "period":
+        raise UsageError(
+            "near a plan to start from plans are compared by the makespan alone, not by the "
+            "period yet; use the objective seconds."
+        )
+    cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
+    return cuts if start is not None and start.partition is not None else (BEFORE, "pardnn")
+
+
 def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
@@ -252,13 +259,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """
     graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
     if problem.start is not None:
-        if problem.options.objective == "period":
-            raise UsageError(
-                "near a plan to start from plans are compared by the makespan alone, not by the "
-                "period yet; use the objective seconds."
-            )
-        cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
-        return cuts if problem.start.partition is not None else (BEFORE, "pardnn")
+        return _near_start(problem)
     demanded = problem.options.constraints
     names, constraints = algorithms_to_try(algorithm, len(graph.ops)), placing(demanded)
     laid_out = [each for each in hard(demanded) if each.kind == "layout"]
@@ -384,19 +385,3 @@ def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
     timeline = simulate(problem.graph, problem.machine, outcome.plan, policy)
     peaks = ", ".join(map(str, policy_peaks(a, place, k, timeline).tolist()))
     return [f"under {policy}: {timeline.makespan:.6g} s, peaks along its times {peaks} bytes"]
-
-
-def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> float:
-    """Return total communication / total computation: every data edge over the slowest link.
-
-    Args:
-        arrays: Of the graph.
-        costs: Of its ops, each counted on its fastest device.
-        cluster: Its slowest link is taken.
-    """
-    machine = machine_of(costs, cluster)
-    latency, per_byte = slowest_link(machine)
-    work = float(fastest_seconds(machine).sum())
-    edges = np.diff(arrays.consumer_ptr)
-    communication = float((edges * (latency + arrays.tensor_bytes * per_byte)).sum())
-    return communication / work if work > 0 else 0.0

@@ -83,7 +83,7 @@ def model_of(pieces: Pieces, edges: Edges, reference: Int64[ndarray, " n"]) -> M
 @kernel
 def _mark_needed(
     ops: Int64[ndarray, " o"],
-    before_ptr: Int64[ndarray, " n+1"],
+    before_ptr: Int64[ndarray, " p"],
     before: Int64[ndarray, " b"],
     place: Int64[ndarray, " n"],
     needed: Bool[ndarray, " n"],
@@ -118,7 +118,7 @@ def modulo_times(edges: Edges, model: Model, period: float) -> Float64[ndarray, 
 @kernel
 def _times_kernel(
     turns: Int64[ndarray, " o"],
-    before_ptr: Int64[ndarray, " n+1"],
+    before_ptr: Int64[ndarray, " p"],
     before: Int64[ndarray, " b"],
     delay: Float64[ndarray, " b"],
     place: Int64[ndarray, " n"],
