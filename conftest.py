@@ -48,8 +48,9 @@ KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
 CHECKED = ["graph/csr.py", "kernels", "cost", "sim", "place", "shard"]
 
-# The same examples on every machine; `explore` looks for new ones.
-hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
+# The same examples on every machine; `thorough` has more of them, `explore` looks for new ones.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None, derandomize=True, max_examples=300)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
