@@ -76,8 +76,11 @@ def test_no_limit_helps_where_a_link_is_missing(folder: Path) -> None:
     assert command("plan", folder / "tiny-graph.json", *words) == 3
 
 
-@pytest.mark.parametrize("key", ["step_s", "start_s", "seconds", "wait_start_s", "wait_s"])
-@pytest.mark.parametrize("seconds", [1e308, -1e308, -1.0])
+@pytest.mark.parametrize(
+    ("key", "seconds"),
+    [("step_s", 1e308), ("start_s", -1e308), ("seconds", -1.0), ("wait_start_s", 1e308),
+     ("wait_s", -1.0)],
+)  # fmt: skip
 def test_a_run_record_of_seconds_that_no_clock_tells(
     folder: Path, key: str, seconds: float
 ) -> None:

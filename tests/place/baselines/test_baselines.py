@@ -376,7 +376,7 @@ def test_parts_that_talk_get_the_fast_link() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("names", [BASELINES, pytest.param(["modulo"], marks=pytest.mark.jit)])
 def test_the_same_twice(family: str, names: list[str]) -> None:
-    graph = random_graph(5, 60, family)
+    graph = random_graph(5, 30, family)
     machine = machine_for(graph, cluster_of(3))
     for name in names:
         one, two = (place(name, graph, machine, [None] * 3).plan for _ in range(2))

@@ -110,7 +110,8 @@ def eager(made: Callable[..., Any], read: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("made", "size"), [*((made, 1) for made in STRUCTURES.values()), (everything, 3)]
+    ("made", "size"),
+    [*long_but((), ((made, 1) for made in STRUCTURES.values())), (everything, 3)],
 )
 def test_a_placed_step_returns_every_bit(made: Callable[..., Any], size: int) -> None:
     step, args = returning(made)
