@@ -17,6 +17,7 @@ from pardnn.planner.next_plan import next_plan
 from pardnn.planner.options import PlanOptions
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 Objects = tuple[nn.Sequential, torch.optim.SGD]
 
@@ -119,7 +120,7 @@ def on_ranks(size: int, changes: Sequence[Any], decide: Any = scattered) -> Any:
     return run_ranks(size, body)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", long_but([2], [1, 2]))
 def test_new_data_is_taken(size: int) -> None:
     losses, state = eager(TAKEN)
     for outcome in on_ranks(size, TAKEN):
