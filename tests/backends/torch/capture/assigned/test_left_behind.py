@@ -16,7 +16,6 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, seen, small
-from tests.long_cases import long_but
 
 
 @dataclasses.dataclass
@@ -349,7 +348,7 @@ def test_what_each_step_replaces_and_reads_is_refused_with_its_line() -> None:
         assert f"test_left_behind.py:{line})" in error.message, error.message
 
 
-@pytest.mark.parametrize("kind", long_but({"list"}, [list, deque]))
+@pytest.mark.parametrize("kind", [list, deque])
 def test_a_list_that_only_the_first_step_changes_is_refused(kind: Any) -> None:
     def empties(t: Any, loss: Any, out: Any) -> None:
         t.queue.clear()
