@@ -94,8 +94,8 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 
 
 #: The others read what these read, elsewhere.
-QUICK = {"of a parameter", "of a buffer", "of a state that comes", "that is listed",
-         "that is not read", "a tensor"}  # fmt: skip
+QUICK = {"of a parameter", "of a buffer", "of a setting", "of a state that comes",
+         "that is listed", "that is not read", "a tensor"}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", long_but(QUICK, CASES))

@@ -117,7 +117,7 @@ def test_stages_follow_each_other_and_are_balanced(name: str) -> None:
     assert (forward > 0).all()
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", long_but(set(STEPS) - {"t5"}, STEPS))
 def test_pieces_follow_the_stages_of_the_whole_step(name: str) -> None:
     graph = captured(name)
     pieces = cut_batch(graph, 2)
