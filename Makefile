@@ -17,6 +17,7 @@
 #   make resume-matrix   stop and go on: four models, 1, 2, 3, 4 and 8 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make browser       the report in Chromium (Debian: apt-get install chromium)
+#   make properties  all tests with random examples, 300 each in place of 25 (10 minutes)
 #   make fuzz      10 minutes of damaged files of every kind, through every command that reads them
 #   make plan-mutants   files of cut plans changed in one place: 400 that are accepted change no bit
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)
@@ -29,7 +30,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz site \
+	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz properties site \
 	compiled-rest compiled-ranks
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
@@ -116,6 +117,10 @@ two-nodes: $(STAMP)
 # Fails where there is no Chromium, which `make long` skips and says.
 browser: $(STAMP)
 	CHROMIUM=1 $(BIN)/python -m pytest -q tests/report/test_page_in_browser.py
+
+# Tests with examples of hypothesis, by its mark.
+properties: $(STAMP)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -q -m hypothesis
 
 # The seed is printed. FUZZ_CASE=SEED-NUMBER repeats one case of a run that failed.
 FUZZ_SECONDS ?= 600

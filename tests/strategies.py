@@ -10,13 +10,22 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 
+#: Of the profile `default` in `conftest.py`.
+USUAL_EXAMPLES = 25
 ROLES = ("compute", "input", "parameter", "view", "inplace")
 FAMILIES = ("layered", "fork-join", "chain", "in-tree", "out-tree", "transformer")
+
+
+def examples(number: int) -> settings:
+    """Return another number of examples for a property, which grows with that of the profile."""
+    usual = settings().max_examples
+    return settings(max_examples=max(1, number * usual // USUAL_EXAMPLES))
 
 
 class Row(NamedTuple):

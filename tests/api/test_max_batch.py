@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.api import max_batch
@@ -18,6 +18,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from tests.strategies import examples
 
 
 def tensor(name: str, *shape: int, **settings: Any) -> Tensor:
@@ -68,7 +69,7 @@ def step_graph(batch: int, width: int = 10, *, is_square: bool = False) -> Graph
     )
 
 
-@settings(max_examples=20)
+@examples(15)
 @given(
     low=st.integers(1, 20),
     gap=st.integers(1, 20),

@@ -27,7 +27,7 @@ def command(tiny: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "pardnn", "check", *plan, *words]
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("form", [(), pytest.param(("--json",), marks=pytest.mark.long)])
 def test_a_full_disk_below_standard_output_is_said(form: tuple[str, ...], tiny: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -39,7 +39,7 @@ def test_a_full_disk_below_standard_output_is_said(form: tuple[str, ...], tiny: 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("form", [pytest.param((), marks=pytest.mark.long), ("--json",)])
 def test_a_reader_that_has_seen_enough_is_no_failure_of_ours(
     form: tuple[str, ...], tiny: Path
 ) -> None:

@@ -94,8 +94,11 @@ def test_no_room_to_tell_of_an_error_is_said(error: str) -> None:
     assert (done.returncode, done.stderr.split()[0], done.stderr.count("\n")) == (4, "E413", 1)
 
 
-@pytest.mark.parametrize("module", ["typer", "pardnn.place.polish.polish"])
-@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [("typer", []), ("typer", ["--json"]), ("pardnn.place.polish.polish", []),
+     pytest.param("pardnn.place.polish.polish", ["--json"], marks=pytest.mark.long)],
+)  # fmt: skip
 def test_an_interrupted_start_leaves_no_traceback(module: str, more: list[str], tiny: Path) -> None:
     graph = str(tiny / "graph.json")
     done = run_python(WHILE_LOADING.format(module=module, graph=graph, more=more))

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
@@ -13,12 +13,12 @@ from pardnn.explain.moved import judged, moved, plan_of
 from pardnn.graph.build import build_graph
 from pardnn.plan.recompute import SecondCall
 from testbed import hand_graphs
-from tests.strategies import graphs
+from tests.strategies import examples, graphs
 
 CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)
 
 
-@settings(max_examples=8)
+@examples(6)
 @given(graphs(), st.integers(0, 99), st.integers(0, 2))
 def test_a_move_made_by_hand_is_found_and_judged_alone(graph, seed, device):
     plan = pardnn.plan(graph, CLUSTER, algorithm="round-robin", reserve=0.0)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
@@ -22,7 +22,7 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import stamped
 from pardnn.sim.engine import simulate
 from testbed import hand_graphs
-from tests.strategies import graphs, random_graph
+from tests.strategies import examples, graphs, random_graph
 
 CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)
 
@@ -32,7 +32,7 @@ def case_of(graph, cluster=CLUSTER, algorithm="round-robin", **options):
     return opened(graph, pardnn.plan(graph, cluster, algorithm=algorithm, **options))
 
 
-@settings(max_examples=8)
+@examples(6)
 @given(graphs(), st.integers(0, 99), st.sampled_from([None, 40, 200]))
 def test_a_move_is_judged_as_the_edited_plan_is(graph, seed, room):
     case = case_of(graph)
@@ -58,7 +58,7 @@ def test_a_move_is_judged_as_the_edited_plan_is(graph, seed, room):
 
 
 @pytest.mark.jit
-@settings(max_examples=12)
+@examples(8)
 @given(graphs(), st.integers(0, 99))
 def test_waits_fill_the_idle_time_and_chains_lead_to_second_0(graph, seed):
     case = case_of(graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fuzz.targets import built_once, command, fill
+from tests.long_cases import long_but
 
 
 @pytest.fixture
@@ -76,8 +78,19 @@ def test_no_limit_helps_where_a_link_is_missing(folder: Path) -> None:
     assert command("plan", folder / "tiny-graph.json", *words) == 3
 
 
-@pytest.mark.parametrize("key", ["step_s", "start_s", "seconds", "wait_start_s", "wait_s"])
-@pytest.mark.parametrize("seconds", [1e308, -1e308, -1.0])
+QUICK = [("step_s", 1e308), ("start_s", -1e308), ("seconds", -1.0), ("wait_start_s", 1e308),
+         ("wait_s", -1.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "seconds"),
+    long_but(
+        QUICK,
+        itertools.product(
+            ("step_s", "start_s", "seconds", "wait_start_s", "wait_s"), (1e308, -1e308, -1.0)
+        ),
+    ),
+)
 def test_a_run_record_of_seconds_that_no_clock_tells(
     folder: Path, key: str, seconds: float
 ) -> None:

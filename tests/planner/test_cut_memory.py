@@ -10,6 +10,7 @@ import re
 import pytest
 
 import pardnn
+from pardnn.api import advice
 from pardnn.api.advice import planned
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
@@ -46,6 +47,12 @@ def experts(tokens: int = 64, width: int = 512) -> Graph:
            arguments=args),
     ]  # fmt: skip
     return build_graph("experts", ops)
+
+
+@pytest.fixture
+def limits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advice tries limits, and neither pieces nor second calls: these take ten times as long."""
+    monkeypatch.setattr(advice, "CHEAP_OPS", 0)
 
 
 def peak(plan: pardnn.Plan) -> int:
@@ -97,6 +104,7 @@ def test_uneven_cuts_are_given_up_where_memory_asks_for_it() -> None:
 
 
 @pytest.mark.jit
+@pytest.mark.usefixtures("limits_alone")
 @pytest.mark.parametrize("algorithm", ["tofu", "heft", "auto"])
 def test_what_an_error_advises_fits(algorithm: str) -> None:
     graph = experts(32, 64)
@@ -139,6 +147,7 @@ def test_whole_tensors_are_no_start_where_they_could_be_cut(monkeypatch) -> None
 
 
 @pytest.mark.jit
+@pytest.mark.usefixtures("limits_alone")
 def test_every_cut_algorithm_is_advised_by_itself() -> None:
     graph = experts(8, 16)
     for algorithm in ("tofu", *BASELINES):

@@ -23,6 +23,8 @@ from pardnn.planner.problem import Problem
 from testbed.hand_graphs import pipeline, pipeline_cluster
 from tests.long_cases import long_but
 
+pytestmark = pytest.mark.jit  # whole runs of planning
+
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
 
 

@@ -28,6 +28,7 @@ from pardnn.planner.costs import stated_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.sim.peak import peaks
+from tests.long_cases import long_but
 from tests.strategies import graphs
 
 pytestmark = pytest.mark.jit
@@ -161,7 +162,7 @@ print(len(before), sorted(name for name, count in loaded().items() if before.get
 """
 
 
-@pytest.mark.parametrize("limits", ["unlimited", "limited"])
+@pytest.mark.parametrize("limits", long_but({"limited"}, ["unlimited", "limited"]))
 def test_nothing_is_left_to_compile_once_kernels_are_loaded(limits: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LATE, limits], capture_output=True, text=True, check=False

@@ -31,6 +31,7 @@ from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
+from tests.strategies import examples
 
 pytestmark = pytest.mark.jit
 
@@ -206,7 +207,7 @@ def test_beside_second_calls_as_few_states_are_on_the_host_as_are_needed(
     least = {}
     for options in ((True, False), (False, True), (True, True)):
         recompute, offload = options
-        for least[options] in range(1000, 60_000, 1000):
+        for least[options] in range(3000, 60_000, 2000):
             try:
                 whole(graph, least[options], recompute=recompute, offload=offload)
             except InfeasibleError:
@@ -270,6 +271,7 @@ def test_what_does_not_fit_on_the_host_either_is_told() -> None:
         offloaded(states([MIB] * 4), 3 * MIB)
 
 
+@examples(12)
 @given(
     sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=6),
     devices=st.integers(1, 3),

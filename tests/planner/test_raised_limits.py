@@ -55,7 +55,10 @@ def test_an_advised_limit_was_tried_with_the_batch_in_pieces(algorithm: str) -> 
 
 
 @pytest.mark.jit
-def test_a_cut_inside_of_submeshes_that_does_not_fit_is_no_bug() -> None:
+def test_a_cut_inside_of_submeshes_that_does_not_fit_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pardnn.api.advice.CHEAP_OPS", 0)  # pieces would be tried for seconds
     options = PlanOptions(algorithm="tofu*heft", costs="v100")
     with pytest.raises(InfeasibleError):
         planned(mlp(8, 64, 64, 64), Cluster.uniform(4, memory="20KiB"), options)

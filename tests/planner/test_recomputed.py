@@ -114,7 +114,10 @@ def test_what_does_not_fit_is_told_that_second_calls_would_do() -> None:
     assert "--recompute" not in error.value.details["try"]
 
 
-def test_what_fits_with_second_calls_alone_is_advised_where_they_are_asked_for() -> None:
+def test_what_fits_with_second_calls_alone_is_advised_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(advice, "CHEAP_OPS", 0)  # pieces of the batch would be tried for seconds
     graph = chain(8)
     with pytest.raises(InfeasibleError) as error:
         planned(graph, Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0, recompute=True))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
@@ -27,6 +27,7 @@ from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING
 from pardnn.shard.search.problem import make_problem
 from testbed.hand_graphs import Steps, mlp
+from tests.strategies import examples
 
 pytestmark = pytest.mark.jit  # whole runs of planning
 
@@ -59,7 +60,7 @@ def planned(
     return make_plan(Problem(graph, cluster, costs_for(graph, cluster, "k80"), chosen, state))
 
 
-@settings(max_examples=15)
+@examples(10)
 @given(
     one=st.sampled_from(LAYOUTS),
     other=st.sampled_from([None, *LAYOUTS]),

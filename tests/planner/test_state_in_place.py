@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
@@ -32,7 +32,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.report.results import PlanResult
 from tests.reference.fits import some_plan_fits
-from tests.strategies import FAMILIES, graphs, random_graph
+from tests.strategies import FAMILIES, examples, graphs, random_graph
 
 pytestmark = pytest.mark.jit  # whole runs of planning
 
@@ -73,7 +73,7 @@ def states(draw: st.DrawFn, num_devices: int, **kwargs: Any) -> tuple[Graph, dic
     return graph, {name: devices[group[name] % len(devices)] for name in names}
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(
     case=states(3, max_ops=14),
     algorithm=st.sampled_from(sorted({*ALGORITHMS} - SOLVER_BASED - {"single"})),
@@ -112,7 +112,7 @@ def test_state_stays_through_polish(family: str) -> None:
     assert {name: plan.placement[name] for name in devices} == devices
 
 
-@settings(max_examples=20)
+@examples(12)
 @given(case=states(2, max_ops=5), tightness=st.sampled_from([1.5, 1.0, 0.8, 0.6]))
 def test_a_refusal_is_true(case: tuple[Graph, dict[str, int]], tightness: float) -> None:
     """As far as the algorithm goes without state: see `test_infeasible_is_seldom_claimed_wrongly`.

@@ -44,6 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return times
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("algorithm", ["tofu", "zero-3", "equal-chop", "megatron"])
 def test_a_cut_that_takes_too_long_leaves_a_quick_placement(
     algorithm: str, asked: list[int]
@@ -76,6 +77,7 @@ def test_wherever_the_limit_passes_there_is_a_plan(monkeypatch: pytest.MonkeyPat
     assert cut_off > 5
 
 
+@pytest.mark.jit
 def test_a_limit_that_has_passed_is_said_of_all_that_is_left() -> None:
     plan, _ = made("auto", 0)
     why = {each.algorithm: each.why for each in plan.tried}
@@ -104,6 +106,7 @@ def test_the_search_for_advice_ends_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize(
     ("algorithm", "module"), [("m-sct", "highspy"), ("metis", "pymetis"), ("exact", "ortools")]
 )

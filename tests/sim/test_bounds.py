@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
@@ -25,12 +25,12 @@ from pardnn.sim.machine import fastest_seconds
 from tests.place.machines import cluster_of, machine_for
 from tests.reference import bounds as naive
 from tests.reference.pardnn import least_makespan
-from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+from tests.strategies import FAMILIES, Row, examples, graphs, ops_of, random_graph
 
 TYPES = ("accelerator", "cpu")
 
 
-@settings(max_examples=100)
+@examples(40)
 @given(
     graph=graphs(max_ops=6, types=TYPES),
     speeds=st.sampled_from([(1.0,), (1.0, 2.0)]),

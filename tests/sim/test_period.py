@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cost.costs import graph_costs
@@ -23,7 +23,7 @@ from pardnn.sim.period import busiest_seconds, period
 from testbed.hand_graphs import pipeline, pipeline_cluster
 from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.reference.period import unrolled, unrolled_machine
-from tests.strategies import graphs
+from tests.strategies import examples, graphs
 
 STEPS = 8
 
@@ -51,7 +51,7 @@ def step_ends(graph: Graph, machine, plan: PlanArrays) -> tuple[np.ndarray, np.n
     return begin, end, peak_bytes(many, arrays)
 
 
-@settings(max_examples=15)
+@examples(10)
 @given(graph=graphs(max_ops=8), seed=st.integers(0, 9), serial=st.booleans())
 def test_period_is_the_pace_of_the_steps_as_one_graph(
     graph: Graph, seed: int, serial: bool
@@ -95,7 +95,7 @@ def test_steps_that_do_not_settle_have_the_mean_pace_of_the_second_half(
     assert found.seconds >= found.lower_bound == 2.5
 
 
-@settings(max_examples=15)
+@examples(10)
 @given(graph=graphs(max_ops=8), seed=st.integers(0, 9))
 def test_steps_that_overlap_hold_no_more_than_one(graph: Graph, seed: int) -> None:
     """Residual storages stand once per step there: they are left out of what is compared."""

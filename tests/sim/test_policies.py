@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cost.costs import graph_costs
@@ -17,11 +17,11 @@ from pardnn.sim.peak import least_bytes, op_needs
 from tests.place.machines import cluster_of, machine_for, schedule
 from tests.reference.pardnn import levels
 from tests.reference.sim import emulated_finish
-from tests.strategies import Row, graphs, ops_of
+from tests.strategies import Row, examples, graphs, ops_of
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
-@settings(max_examples=30)
+@examples(15)
 @given(graph=graphs(max_ops=10, memory=False), seed=st.integers(0, 9))
 def test_policies_take_the_placement_alone(policy: Policy, graph: Graph, seed: int) -> None:
     """By arrival, or by the length of what comes after in seconds, the longest first."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
@@ -25,7 +25,7 @@ from pardnn.sim.waits import (
     critical_chain,
     idle_stretches,
 )
-from tests.strategies import graphs
+from tests.strategies import examples, graphs
 
 
 def cluster_of(devices, links):
@@ -66,7 +66,7 @@ def planned(graph, devices, links, seed, *, hold):
     return machine, plan, simulate(graph, machine, plan)
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(graphs(), st.integers(1, 3), st.sampled_from(["independent", "serial"]), st.integers(0, 99),
        st.booleans())  # fmt: skip
 def test_chains_have_no_gap_and_waits_sum_up(graph, devices, links, seed, hold):

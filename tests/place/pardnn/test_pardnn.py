@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
@@ -23,7 +23,7 @@ from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.reference.fits import some_plan_fits
 from tests.reference.pardnn import least_makespan
-from tests.strategies import FAMILIES, graphs, random_graph
+from tests.strategies import FAMILIES, examples, graphs, random_graph
 
 pytestmark = pytest.mark.jit  # a whole run in plain Python takes seconds
 
@@ -116,7 +116,7 @@ def test_near_the_optimum_of_tiny_graphs() -> None:
     assert max(gaps) <= 0.25
 
 
-@settings(max_examples=40)
+@examples(15)
 @given(graph=graphs(max_ops=6), tightness=st.sampled_from([0.9, 0.7, 0.5]))
 def test_infeasible_is_seldom_claimed_wrongly(graph: Graph, tightness: float) -> None:
     """Recorded rates: see `test_rate_of_wrong_refusals`. Here: what is found does exist."""

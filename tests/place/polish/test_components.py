@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
@@ -17,10 +17,10 @@ from pardnn.sim.peak import residual_bytes
 from tests.place.machines import cluster_of, machine_for, schedule
 from tests.place.polish.test_polish import round_robin_searched
 from tests.reference.pardnn import op_successors
-from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+from tests.strategies import FAMILIES, Row, examples, graphs, ops_of, random_graph
 
 
-@settings(max_examples=60)
+@examples(25)
 @given(graph=graphs(max_ops=12), which=st.integers(0, 3))
 def test_components_are_what_a_search_by_hand_reaches(graph: Graph, which: int) -> None:
     arrays = closed_arrays(graph)

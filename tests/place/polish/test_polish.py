@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
@@ -40,7 +40,7 @@ from pardnn.time_limit import time_limit
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import op_successors
-from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+from tests.strategies import FAMILIES, Row, examples, graphs, ops_of, random_graph
 
 MODULES = {"metis": "pymetis", "m-sct": "highspy"}
 TYPES = ("accelerator", "cpu")
@@ -61,7 +61,7 @@ def test_a_plan_whose_order_breaks_the_graphs_is_refused() -> None:
         polish(graph, machine_for(graph, cluster), plan, [None] * 2)
 
 
-@settings(max_examples=15)
+@examples(10)
 @given(
     graph=graphs(max_ops=12, types=TYPES),
     cluster=clusters(),
@@ -168,7 +168,7 @@ def naive_times(
     return finish, tail
 
 
-@settings(max_examples=15)
+@examples(10)
 @given(graph=graphs(max_ops=10, memory=False), seed=st.integers(1, 99), k=st.integers(2, 3))
 def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int, k: int) -> None:
     for begin in (None, np.array([0.0, 2.5, 1.0][:k])):
@@ -192,7 +192,7 @@ def test_a_slot_in_ones_own_queue_does_not_count_the_op_twice() -> None:
         assert (x, to) != (state.before[op], state.position[op])
 
 
-@settings(max_examples=10)
+@examples(6)
 @given(graph=graphs(max_ops=12), k=st.integers(2, 3))
 def test_serial_links_are_simulated(graph: Graph, k: int) -> None:
     cluster = cluster_of(k, serial=True, bandwidth=8.0)

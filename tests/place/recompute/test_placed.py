@@ -71,6 +71,6 @@ def test_no_call_waits_for_the_write_that_waits_for_it(
 ) -> None:
     """Made again before "d", "a" would have to come before the update that "d" waits for."""
     graph, plan = case()
-    found = recomputed_plan(graph, plan, np.ones((2, len(graph.ops))), (150, None), work=2_000)
+    found = recomputed_plan(graph, plan, np.ones((2, len(graph.ops))), (150, None), work=500)
     again = planned_graph(graph, found)
     assert message_order(again, plan_arrays(again, found)) == [0, 1]  # or E411

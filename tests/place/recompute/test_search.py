@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
@@ -21,7 +21,7 @@ from pardnn.place.recompute.retention import (
     evaluate_stale,
 )
 from pardnn.place.recompute.search import retention
-from tests.strategies import graphs
+from tests.strategies import examples, graphs
 
 #: Bytes and seconds of each layer's result.
 LAYERS = ((8, 3.0), (4, 1.0), (16, 2.0), (6, 5.0), (12, 1.0))
@@ -102,7 +102,7 @@ def test_a_larger_limit_never_takes_more_seconds() -> None:
             before = cost.seconds
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(graphs(min_ops=3, max_ops=14), st.data())
 def test_schedules_settled_in_part_are_those_settled_whole(
     graph: Graph, data: st.DataObject

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.plan.mesh import cut_points, make_mesh
@@ -48,6 +48,7 @@ from pardnn.shard.tdl.language import (
 )
 from pardnn.shard.tdl.registry import describe
 from tests.shard.partition.test_loop_cut import is_outside
+from tests.strategies import examples
 
 #: No kernels: once is enough.
 pytestmark = [pytest.mark.jit, pytest.mark.usefixtures("own_registry")]
@@ -396,7 +397,7 @@ def index_of(form: Any, env: Mapping[str, Any]) -> Any:
     return ceil_div(total, divisor) if is_up else total // divisor
 
 
-@settings(max_examples=40)
+@examples(25)
 @given(
     reads=st.lists(st.tuples(INDEX, INDEX | st.none(), st.booleans()), min_size=1, max_size=2),
     workers=st.integers(2, 3),

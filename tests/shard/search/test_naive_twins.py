@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, preset_costs
@@ -38,7 +38,7 @@ from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.tensor_classes import TensorClasses
 from testbed.hand_graphs import Steps, chain, matmul, mlp
 from testbed.least_by_counting import _moved
-from tests.strategies import graphs
+from tests.strategies import examples, graphs
 
 pytestmark = pytest.mark.jit
 
@@ -283,7 +283,7 @@ def test_what_follows_a_tensor_takes_its_least_and_a_share_of_the_rest() -> None
     )
 
 
-@settings(max_examples=60)
+@examples(25)
 @given(graph=graphs(max_ops=12))
 def test_weights_are_what_is_live_at_the_fullest_moment(graph: Graph) -> None:
     """Storages by owner; what outlives the step always, others from their op to their last use."""

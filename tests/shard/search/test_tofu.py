@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster, Device, Link, Rate
@@ -21,6 +21,7 @@ from pardnn.shard.search.recursion import best_state, expanded
 from pardnn.shard.search.tofu import find_sharding, search
 from testbed.hand_graphs import Steps, chain, conv1d, matmul, mlp
 from testbed.naive_bytes import least_bytes, naive_bytes
+from tests.strategies import examples
 
 #: Under the hook that checks shapes each of these takes seconds.
 pytestmark = pytest.mark.jit
@@ -86,14 +87,14 @@ SMALL = st.sampled_from([4, 8, 16])
 ANY = st.integers(4, 9)
 
 
-@settings(max_examples=20)
+@examples(12)
 @given(st.lists(SMALL, min_size=3, max_size=4))
 def test_chains_of_powers_of_two_equal_exhaustive_search(sizes):
     graph = chain(*sizes)
     assert find_sharding(graph, MESHES[4]).cost == least_bytes(graph, MESHES[4])
 
 
-@settings(max_examples=20)
+@examples(12)
 @given(st.lists(ANY, min_size=3, max_size=4))
 def test_one_step_equals_exhaustive_search(sizes):
     graph = chain(*sizes)
@@ -110,7 +111,7 @@ def test_training_steps_equal_exhaustive_search(sizes):
     assert best_state(coarsened).cost == best
 
 
-@settings(max_examples=20)
+@examples(12)
 @given(st.tuples(ANY, ANY, ANY, ANY), st.sampled_from([(2,), (3,), (2, 2), (2, 3)]), st.integers(0))
 def test_bytes_equal_those_counted_element_by_element(sizes, shape, seed):
     graph, mesh = mlp(*sizes), make_mesh(shape)
@@ -132,7 +133,7 @@ def _random(graph, mesh, seed):
     return expanded(problem, best_state(tables).state, mesh, graph)
 
 
-@settings(max_examples=20)
+@examples(12)
 @given(st.tuples(ANY, ANY, ANY, ANY), st.sampled_from([(2,), (3,), (2, 2), (2, 3), (2, 2, 2)]))
 def test_shardings_are_valid(sizes, shape):
     graph, mesh = mlp(*sizes), make_mesh(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.models import small
 from tests.backends.torch.plans import random_plan
+from tests.long_cases import long_but
 
 RADAM = functools.partial(torch.optim.RAdam, lr=0.01)
 
@@ -85,8 +87,13 @@ SCALED: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("long")
-@pytest.mark.parametrize("unscaled", [False, True])
-@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize(
+    ("name", "unscaled"),
+    long_but(
+        [("adam", True), ("foreach", False), ("fused", True), ("momentum", False), ("radam", True)],
+        itertools.product(SCALED, [False, True]),
+    ),
+)
 def test_a_scaler_leaves_out_steps_that_overflow(name, unscaled):
     factory = functools.partial(scaled, SCALED[name], unscaled)
     assert_equal(factory)

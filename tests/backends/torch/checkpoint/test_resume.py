@@ -220,7 +220,7 @@ def counting() -> models.Entry:
     return step, (model, optimizer, x, y)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", long_but([2], [1, 2]))
 def test_what_a_step_counts_in_python_goes_on(size: int, tmp_path: Path) -> None:
     def body(one: Rank, *, is_second: bool) -> list[str]:
         trainer, schedule = one.user_step.found

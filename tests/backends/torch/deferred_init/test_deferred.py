@@ -16,6 +16,7 @@ from tests.backends.torch.models import NormNet
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.stepping import assert_leaves_as_eager
+from tests.long_cases import long_but
 
 
 def step(model: Any, optimizer: Any, x: Any) -> Any:
@@ -89,7 +90,7 @@ def emptied() -> Any:
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", long_but([1, 3], [1, 2, 3]))
 def test_a_deferred_model_trains_as_on_one_device(size: int) -> None:
     plan = random_plan(graph(), size, seed=1)
     for losses, _ in trained(deferred, size, plan):

@@ -109,7 +109,7 @@ def test_a_buffer_that_no_loss_depends_on_is_compared_too() -> None:
 @pytest.mark.parametrize(
     ("function", "kind", "says"),
     [
-        ("killed_while_building", RankError, "SIGKILL"),
+        pytest.param("killed_while_building", RankError, "SIGKILL", marks=pytest.mark.long),
         pytest.param(
             "leaving_while_building", (RankError, StuckError), "rank 1", marks=pytest.mark.long
         ),

@@ -53,6 +53,17 @@ def cause(directory: Path, *results: dict[str, Any] | None) -> PardnnError:
     return root_cause(directory, JOB, {}, None)
 
 
+def test_the_rank_that_a_signal_ended_first_is_named_where_none_told_an_error(
+    tmp_path: Path,
+) -> None:
+    failures = {rank: ProcessFailure(rank, 1, -9, str(tmp_path / "none")) for rank in (0, 1)}
+    failures[0].timestamp, failures[1].timestamp = 20, 10
+    found = root_cause(tmp_path, JOB, failures, None)
+    assert found.code == "E602"
+    assert found.message.startswith("rank 1 ended by SIGKILL, and wrote no result.")
+    assert found.details["first_failing_rank"] == 1
+
+
 def test_an_exception_while_building_names_its_rank(tmp_path: Path) -> None:
     found = cause(tmp_path, None, error("E110", 1, "the function raised at m.py:3: rank 1"))
     assert isinstance(found, UserCodeError)

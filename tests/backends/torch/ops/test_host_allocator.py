@@ -24,6 +24,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.plan import Plan
+from tests.long_cases import long_but
 
 linux_glibc = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"),
@@ -251,7 +252,10 @@ def test_a_rank_tells_that_its_heap_has_no_room(
 
 
 @linux_glibc
-@pytest.mark.parametrize(("given", "is_large"), [(None, True), ("1", True), ("0", False)])
+@pytest.mark.parametrize(
+    ("given", "is_large"),
+    long_but([(None, True), ("0", False)], [(None, True), ("1", True), ("0", False)]),
+)
 def test_large_tensors_lie_on_large_pages_where_torch_was_not_loaded(
     given: str | None, is_large: bool
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.backends.torch.rng import generator as rng
@@ -16,6 +16,7 @@ from pardnn.backends.torch.rng import stream as stream_module
 from pardnn.backends.torch.rng.stream import RandomStream
 from pardnn.errors import MismatchError
 from tests.backends.torch.rng.random_calls import CPU, NAMES, random_calls
+from tests.strategies import examples
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 OP = st.tuples(
@@ -26,7 +27,7 @@ OP = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(50)
 @given(st.lists(OP, min_size=1, max_size=12), st.integers(0, 1 << 40), st.randoms())
 def test_three_ranks_draw_the_numbers_of_one_device(
     steps: list[tuple[str, int, torch.dtype, int]], seed: int, random: Random

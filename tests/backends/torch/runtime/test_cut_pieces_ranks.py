@@ -14,11 +14,11 @@ from tests.backends.torch.runtime.test_microbatched_ranks import assert_trained,
 from tests.long_cases import long_but
 
 CASES: list[Any] = [
-    (transformer, 2, 2, "zero-1"),
     (double(models.gan), 2, 3, "data-parallel"),
     *long_but(
         (),
         [
+            (transformer, 2, 2, "zero-1"),
             (transformer, 2, 2, "zero-2"),
             (transformer, 2, 2, "zero-3"),
             (double(perceptron), 2, 2, "tofu"),

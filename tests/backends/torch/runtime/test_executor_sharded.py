@@ -124,13 +124,13 @@ def one_device(factory: Callable[[], models.Entry]) -> list[Any]:
 CASES: list[Any] = [
     (double_perceptron, (2,), 1, 1e-10),
     (double_perceptron, (2, 2), 2, 1e-10),
-    (double_convolutions, (2,), None, 1e-10),
     (double_recurrent, (3,), None, 1e-10),
     (models.MODELS["gpt2"], (2,), None, 1e-4),
 ]
 #: Two ranks with unlike shares.
 SHARED: list[Any] = [
     (double_perceptron, (2,), None, 1e-10, ((3, 1),)),
+    pytest.param(double_convolutions, (2,), None, 1e-10, (), marks=pytest.mark.long),
     pytest.param(double_transformer, (2,), None, 1e-10, ((5, 11),), marks=pytest.mark.long),
 ]
 

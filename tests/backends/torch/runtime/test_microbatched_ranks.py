@@ -20,6 +20,7 @@ from tests.backends.torch import models
 from tests.backends.torch.executors import captured, perceptron
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.runtime.test_executor_sharded import one_device
+from tests.long_cases import long_but
 
 STEPS = 5
 
@@ -102,7 +103,7 @@ CASES: list[Any] = [
     (double(perceptron), 2, 3, "round-robin"),
     (double(models.gan), 2, 2, "round-robin"),
     (double(perceptron), 2, 3, "modulo"),
-    (double(models.MODELS["gpt2"]), 2, 3, "modulo"),
+    *long_but((), [(double(models.MODELS["gpt2"]), 2, 3, "modulo")]),
 ]
 
 

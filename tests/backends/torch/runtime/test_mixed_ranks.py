@@ -12,6 +12,7 @@ from torch import nn
 from tests.backends.torch import models
 from tests.backends.torch.executors import perceptron
 from tests.backends.torch.runtime.test_microbatched_ranks import assert_trained, double
+from tests.long_cases import long_but
 
 
 def towers() -> models.Entry:
@@ -26,7 +27,7 @@ def towers() -> models.Entry:
 CASES: list[Any] = [
     (double(towers), 4, 2, "megatron*1f1b"),
     (double(models.MODELS["resnet"]), 4, 1, "tofu*pardnn"),
-    (double(models.MODELS["lstm"]), 4, 2, "tofu*pardnn"),
+    *long_but((), [(double(models.MODELS["lstm"]), 4, 2, "tofu*pardnn")]),
     (double(perceptron), 4, 3, "tofu*round-robin"),
     (double(models.gan), 4, 2, "tofu*pardnn"),
 ]

@@ -110,7 +110,8 @@ def eager(made: Callable[..., Any], read: Callable[[Any], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("made", "size"), [*((made, 1) for made in STRUCTURES.values()), (everything, 3)]
+    ("made", "size"),
+    [*long_but((), ((made, 1) for made in STRUCTURES.values())), (everything, 3)],
 )
 def test_a_placed_step_returns_every_bit(made: Callable[..., Any], size: int) -> None:
     step, args = returning(made)
@@ -222,7 +223,8 @@ def _told(_args: Any, held: Any) -> list[Any]:
 
 
 PUTS = [_in_dict, _in_object, _in_list, _in_new_key, _in_filled_list, _within]
-QUICK = [*((put, False) for put in PUTS), (_in_dict, True), (_within, True)]
+QUICK = [(_in_dict, True), (_in_object, False), (_in_list, False), (_in_new_key, False),
+         (_in_filled_list, False), (_within, True)]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pardnn.planner.options import PlanOptions
 from tests.backends.torch.models import NormNet
 from tests.backends.torch.models import classify_step as step
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 SCALE = 1.0
 
@@ -97,7 +98,7 @@ def on_ranks(size: int, body: Callable[[], Any]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", long_but([2], [1, 2]))
 def test_evaluation_between_steps_keeps_every_bit(size: int) -> None:
     def body() -> Any:
         model, optimizer = made()
@@ -192,7 +193,7 @@ def noise(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(6, n, generator=generator, dtype=torch.double) for n in (4, 3))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", long_but([2], [1, 2]))
 def test_two_steps_share_their_models(size: int) -> None:
     def body() -> Any:
         critic, generator, for_critic, for_generator = gan()

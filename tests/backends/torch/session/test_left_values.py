@@ -1,5 +1,6 @@
 """A plain value that the first step leaves, and with which the next does the same, is no change."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
 
 import pardnn
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 Made = tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, ...]]
 
@@ -107,8 +109,9 @@ def trained(make: Callable[[], Made], kinds: list[str | None], size: int = 1) ->
     return [each.value for each in outcomes]
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("make", [vit, bert])
+@pytest.mark.parametrize(
+    ("make", "size"), long_but([(vit, 1), (bert, 2)], itertools.product([vit, bert], [1, 2]))
+)
 def test_a_classifier_is_captured_once(make: Callable[[], Made], size: int) -> None:
     for fast, eager, captures in trained(make, ["as it is"] * 3, size):
         assert fast == pytest.approx(eager, rel=1e-12)

@@ -65,11 +65,12 @@ def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: 
     def body() -> Any:
         gc.collect()  # what other tests left would be room that is freed beside the step
         cluster = pardnn.Cluster.uniform(1, memory=memory)
-        fast = pardnn.parallelize(step, *made(6144), cluster=cluster, costs="v100")
+        model, optimizer, x = made(6144)
+        fast = pardnn.parallelize(step, model, optimizer, x, cluster=cluster, costs="v100")
         found = []
         for each in (begin, grown):
             HeapGuard.begin = each  # pyright: ignore[reportAttributeAccessIssue]
-            fast(made(6144)[2])
+            fast(x)
             found.append(host_allocator._keeps_all)
         fast.close()
         return found

@@ -17,6 +17,7 @@ from pardnn.planner.next_plan import next_plan
 from pardnn.planner.options import PlanOptions
 from tests.backends.torch.models import classify_step as step
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 RANKS = 4
 CLUSTER = pardnn.Cluster.uniform(RANKS)
@@ -64,7 +65,7 @@ def eager() -> tuple[list[float], dict[str, Any]]:
     return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("algorithm", ["megatron*1f1b", "tofu*heft"])
+@pytest.mark.parametrize("algorithm", long_but({"megatron*1f1b"}, ["megatron*1f1b", "tofu*heft"]))
 def test_batches_of_other_sizes_evaluation_and_weights(algorithm: str, tmp_path: Path) -> None:
     expected = eager()
     graph = capture(step, *made(), *batch(6))

@@ -14,6 +14,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.user_step.parameter_guards import held_node
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager
+from tests.long_cases import long_but
 
 
 def captures(
@@ -74,7 +75,7 @@ def cached_weight(maxsize: int | None, config: dict[str, Any], between: Any) -> 
     )
 
 
-@pytest.mark.parametrize("maxsize", [128, None])
+@pytest.mark.parametrize("maxsize", long_but([128], [128, None]))
 def test_a_cached_tensor_is_the_one_that_eager_steps_go_on_with(maxsize: int | None) -> None:
     config: dict[str, Any] = {}
 
@@ -91,7 +92,7 @@ def test_a_cached_tensor_is_the_one_that_eager_steps_go_on_with(maxsize: int | N
     assert caught.value.code == "E804"
 
 
-@pytest.mark.parametrize("maxsize", [128, None])
+@pytest.mark.parametrize("maxsize", long_but([None], [128, None]))
 def test_a_cache_of_tensors_that_is_cleared_is_filled_again(maxsize: int | None) -> None:
     config: dict[str, Any] = {}
 

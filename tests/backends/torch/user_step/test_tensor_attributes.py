@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.backends.torch.stepping import assert_leaves_as_eager
+from tests.long_cases import long_but
 
 
 def set_on(tensor: Any, **attributes: Any) -> torch.Tensor:
@@ -92,7 +93,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", CASES)
+#: The others read what these read, elsewhere.
+QUICK = {"of a parameter", "of a buffer", "of a setting", "of a state that comes",
+         "that is listed", "that is not read", "a tensor"}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", long_but(QUICK, CASES))
 def test_attributes_of_state(what: str) -> None:
     weight, between, expected = CASES[what]
     assert captures(weight, between) == expected

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from pardnn.backends.torch.user_step import tensor_words
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards
 from pardnn.backends.torch.user_step.tensor_words import PLACES, TensorWords
+from tests.strategies import examples
 
 found = pytest.mark.skipif(PLACES is None, reason="this torch keeps its words elsewhere")
 
@@ -123,7 +124,7 @@ def test_none_at_all() -> None:
 
 @found
 @given(st.integers(0, 1 << 30))
-@settings(max_examples=40, deadline=None)
+@examples(25)
 def test_words_hold_only_where_all_getters_tell_the_same(seed: int) -> None:
     rng = random.Random(seed)
     tensors = [torch.zeros(4, 4) for _ in range(4)]

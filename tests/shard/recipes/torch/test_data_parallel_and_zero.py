@@ -1,6 +1,7 @@
 """Data parallelism and ZeRO: the eager step's numbers, 1/k where it is promised, bytes by hand."""
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from pardnn.planner.check_cut import cut_problems
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import spmd
+from tests.long_cases import long_but
 
 #: What moves per device, in (k - 1) / k of the parameters' bytes: an all-reduce is two; ZeRO-1
 #: gathers parameters besides, ZeRO-2 scatters in place of the all-reduce.
@@ -143,8 +145,10 @@ def classifying(reduction: str, weighted: bool) -> tuple[Any, Any, Graph]:
     return step, args, capture(step, *args)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("reduction", "weighted"),
+    long_but([("mean", True), ("sum", False)], itertools.product(["mean", "sum"], [False, True])),
+)
 def test_cross_entropy_is_cut_by_rows(reduction: str, weighted: bool) -> None:
     """The mean is of all that counts, and scores stay where they are."""
     step, args, graph = classifying(reduction, weighted)

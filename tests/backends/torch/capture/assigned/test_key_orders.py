@@ -58,19 +58,21 @@ def made(put: Callable[..., Any], is_given: bool) -> Entry:
     return step, (*args, held if is_given else {"held": held})
 
 
-QUICK = [(sums, False), (update, True), (moved, True), (by_turns, False)]
+QUICK = [(sums, False, 1), (update, True, 2), (moved, True, 1), (by_turns, False, 1)]
 
 
 @pytest.mark.parametrize(
-    ("put", "is_given"),
-    long_but(QUICK, itertools.product([sums, update, moved, by_turns], [False, True])),
+    ("put", "is_given", "size"),
+    long_but(QUICK, itertools.product([sums, update, moved, by_turns], [False, True], [1, 2])),
 )
-def test_keys_are_in_the_order_of_eager(put: Callable[..., Any], is_given: bool) -> None:
+def test_keys_are_in_the_order_of_eager(put: Callable[..., Any], is_given: bool, size: int) -> None:
     def state(args: tuple[Any, ...]) -> list[Any]:
         held = args[4].get("held", args[4])
         return [[*held[name]] for name in ("log", "sums", "ordered")]
 
-    assert_as_eager(lambda: made(put, is_given), state=state, steps=4, is_followed=True)
+    assert_as_eager(
+        lambda: made(put, is_given), state=state, steps=4, sizes=(size,), is_followed=True
+    )
 
 
 def test_keys_that_each_step_moves_to_elsewhere_are_refused() -> None:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.backends.torch.capture.choices.branches import blocks_of, span
@@ -24,6 +24,7 @@ from pardnn.backends.torch.capture.choices.normal_form import (
     bring_to_normal_form,
 )
 from pardnn.backends.torch.capture.source_location import LINES
+from tests.strategies import examples
 
 PROJECTION = """
 def f(c, t):
@@ -255,7 +256,7 @@ def program(lines: list[str]) -> str:
     return "\n".join(["def f(c, t):", "    a, b, d = 1, 2, 3", *lines])
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(st.integers(0, 2**32))
 def test_random_functions_do_what_they_did(seed: int) -> None:
     draw = random.Random(seed)
