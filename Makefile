@@ -17,7 +17,7 @@
 #   make resume-matrix   stop and go on: four models, 1, 2, 3, 4 and 8 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make browser       the report in Chromium (Debian: apt-get install chromium)
-#   make properties  all tests with random examples, 300 each in place of 25 (10 minutes)
+#   make properties  all tests with random examples, 300 each in place of 25 (6 minutes)
 #   make fuzz      10 minutes of damaged files of every kind, through every command that reads them
 #   make plan-mutants   files of cut plans changed in one place: 400 that are accepted change no bit
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)

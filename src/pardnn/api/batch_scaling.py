@@ -201,14 +201,17 @@ def _grown_tensor(
     )
     dims = tensor.shape or ()
     more_dims = [each or 0 for each in more_dims]
+    high_dims = tuple(map(sum, zip(dims, more_dims, strict=True)))
     shape = tuple(map(family.grown, dims, more_dims, [batch_size] * len(dims)))
     strides = tensor.strides
     if strides is not None:
         more = [each or 0 for each in more_strides]
         strides = tuple(map(family.grown, strides, more, [batch_size] * len(strides)))
         if sum(map(bool, more_dims)) > 1 and tensor.strides is not None:
-            strides = _dense_strides(dims, tensor.strides, shape) or strides
-    low, high = math.prod(dims), math.prod(map(sum, zip(dims, more_dims, strict=True)))
+            # Of the larger capture: at one sample, strides of 1 and 1 tell no order of dims.
+            larger = tuple(map(sum, zip(tensor.strides, more, strict=True)))
+            strides = _dense_strides(high_dims, larger, shape) or strides
+    low, high = math.prod(dims), math.prod(high_dims)
     itemsize = tensor.bytes // low if low else 0
     is_whole = tensor.bytes == itemsize * low and tensor.bytes + more_bytes == itemsize * high
     if itemsize and tensor.shape is not None and is_whole:
