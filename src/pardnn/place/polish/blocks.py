@@ -277,6 +277,6 @@ def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int
     old = s.place[op]
     for target in (d, old):
         work += give(t, s, begin, end, target)
-        if makespan(t, s) <= limit:
+        if makespan(s.last, s.finish, t.after) <= limit:
             break
     return work, seed

@@ -218,7 +218,11 @@ def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[n
 def _finish(t: Task, s: State, op: int) -> float:
     """When an op ends: its device is free and its inputs have arrived."""
     d = s.place[op]
-    begin = s.finish[s.before[op]] if s.before[op] >= 0 else t.begin[d]
+    begin = t.begin[
+        d
+    ]  # no conditional expression: with two arrays it is not inlined, 6 times slower
+    if s.before[op] >= 0:
+        begin = s.finish[s.before[op]]
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
         predecessor = t.in_op[edge]
         at, p = s.finish[predecessor], s.place[predecessor]
@@ -232,7 +236,9 @@ def _finish(t: Task, s: State, op: int) -> float:
 def _tail(t: Task, s: State, op: int) -> float:
     """Seconds from the start of an op to the end of the step, by the longest path."""
     d = s.place[op]
-    rest = s.tail[s.behind[op]] if s.behind[op] >= 0 else t.after[d]
+    rest = t.after[d]
+    if s.behind[op] >= 0:
+        rest = s.tail[s.behind[op]]
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
         successor = t.out_op[edge]
         tail, q = s.tail[successor], s.place[successor]
@@ -266,12 +272,17 @@ def fill_kernel(t: Task, s: State) -> None:
 
 
 @helper
-def makespan(t: Task, s: State) -> float:
-    """Return when the last op ends, seconds; with what counts after it."""
+def makespan(
+    last: Int64[ndarray, " k"], finish: Float64[ndarray, " n"], after: Float64[ndarray, " k"]
+) -> float:
+    """Return when the last op ends, seconds; with what counts after it.
+
+    Few arrays, which costs less than whole tuples: this is called for each change.
+    """
     end = 0.0
-    for d in range(len(s.last)):
-        if s.last[d] >= 0:
-            end = max(end, s.finish[s.last[d]] + t.after[d])
+    for d in range(len(last)):
+        if last[d] >= 0:
+            end = max(end, finish[last[d]] + after[d])
     return end
 
 

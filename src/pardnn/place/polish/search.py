@@ -102,7 +102,7 @@ def _tried(
     for target, home in ((d, old), (old, d)):
         for start, stop, where in ((begin, end, target), (end, last, home)):
             work += give(t, s, start, stop, where)
-        if makespan(t, s) <= limit:
+        if makespan(s.last, s.finish, t.after) <= limit:
             break
     return work, seed
 
@@ -149,7 +149,7 @@ def search_kernel(t: Task, s: State, max_work: int, tolerance: float, seed: int)
     """
     n, k = len(s.order), len(s.near)
     fill_kernel(t, s)
-    now = best = makespan(t, s)
+    now = best = makespan(s.last, s.finish, t.after)
     best_place, best_order = s.place.copy(), s.order.copy()
     is_full = t.residual.sum() > t.room.min()
     work, spread = 0, FEW_TRIES if is_full else MIN_TRIES
@@ -180,7 +180,7 @@ def search_kernel(t: Task, s: State, max_work: int, tolerance: float, seed: int)
         else:
             spent, seed = _exchange(t, s, op, kind % 2 == 1, limit, seed)
             work += spent
-        now = makespan(t, s)
+        now = makespan(s.last, s.finish, t.after)
         if now < best * (1 - 1e-12):
             best = now
             _copy(s.place, s.order, best_place, best_order)

@@ -56,7 +56,8 @@ def _paths(t: Task, s: State, op: int) -> None:
     """Fill, per device, when the inputs have arrived and how long the step goes on after."""
     k = len(s.near)
     for d in range(k):
-        s.ready[d], s.follow[d] = t.begin[d], t.after[d]
+        s.ready[d] = t.begin[d]
+        s.follow[d] = t.after[d]
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
         predecessor = t.in_op[edge]
         p, at, size = s.place[predecessor], s.finish[predecessor], t.in_bytes[edge]
@@ -135,7 +136,9 @@ def _slot_earlier(
     Infinite if there is none. In one loop: a call per place took three times as long.
     """
     d, x = s.place[op], s.before[op]
-    rest = s.tail[s.behind[op]] if s.behind[op] >= 0 else t.after[d]
+    rest = t.after[d]
+    if s.behind[op] >= 0:
+        rest = s.tail[s.behind[op]]
     best, path, behind, to = np.inf, np.inf, -1, -1
     for _ in range(REACH - 1):
         if x < 0 or s.finish[x] <= s.ready[d] or s.position[x] < low:
@@ -162,7 +165,9 @@ def _slot_later(
 ) -> tuple[float, float, int, int, int]:
     """Return the best slot after an op in its own queue, as `_slot_earlier` does."""
     d, y = s.place[op], s.behind[op]
-    done = s.finish[s.before[op]] if s.before[op] >= 0 else t.begin[d]
+    done = t.begin[d]
+    if s.before[op] >= 0:
+        done = s.finish[s.before[op]]
     best, path, behind, to = np.inf, np.inf, -1, -1
     for _ in range(REACH - 1):
         if y < 0 or s.tail[y] <= s.follow[d] or s.position[y] > high:
