@@ -30,7 +30,7 @@ class SearchLog:
         watch: Told what is going on, whenever that changes; None if nobody watches.
         tried: In this order; a part of a search names itself before the algorithm.
         best: The best complete plan of the problem; None before there is one.
-        score: What is least of it; see `portfolio.score`.
+        score: What is least of it; see `outcome.score`.
         partitioned_ops: Local ops of the cuts that were tried.
         measuring_s: Seconds spent measuring local ops of cuts.
         without_room: Names of cuts of the problem's own graph that no device has room for.

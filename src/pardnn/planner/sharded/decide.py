@@ -219,8 +219,8 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
             yield in_pieces(cut.whole, graph, search(cut.whole, whole.fixed or cluster))
         return
     if fixed is None:
-        timed = "seconds" if problem.options.is_timed else "bytes"
-        yield from shared_shardings(problem, SLACKS[0], timed)
+        objective = "seconds" if problem.options.is_timed else "bytes"
+        yield from shared_shardings(problem, SLACKS[0], objective)
     if problem.options.is_timed:
         limits = [size for size in problem.capacities if size is not None]
         capacity = min(limits, default=None)

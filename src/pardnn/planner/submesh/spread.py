@@ -32,7 +32,6 @@ from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
-from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.planner.submesh.columns import Columns, columns_of
 from pardnn.planner.submesh.submeshes import part_of
 from pardnn.shard.recipes.in_pieces import in_pieces
@@ -93,15 +92,11 @@ def placed_on_submeshes(
     Raises:
         InfeasibleError: E301, if no plan fits, or the columns compute for too long.
     """
-    legal = legalize(cut.graph, sharding)
-    if cut.costs.source != "graph":  # which states whole ops' seconds
-        inside = part_of(problem.cluster, range(legal.mesh.size))
-        computing = sharding_seconds(cut.graph, legal, inside, cut.costs).computing
-        _check_below(computing * legal.mesh.size / problem.cluster.num_devices, below)
-    columns = columns_of(problem, cut, legal)
+    columns = columns_of(problem, cut, legalize(cut.graph, sharding))
     column = columns.column
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
-    _check_below(least, below)
+    if least >= below:
+        raise TooManyPiecesError(f"each device computes for {least:.4g} s")
     step = _step_of(problem, columns)
     is_limited = any(device.memory is not None for device in column.cluster.devices)
     best: Outcome | None = None
@@ -121,12 +116,6 @@ def placed_on_submeshes(
         assert failure is not None
         raise failure
     return _completed(columns, pieces, best)
-
-
-def _check_below(seconds: float, below: float) -> None:
-    """Raise if each device computes for so many seconds, wherever columns are."""
-    if seconds >= below:
-        raise TooManyPiecesError(f"each device computes for {seconds:.4g} s")
 
 
 def _placed(problem: Problem, column: Problem, name: str, decide: Decide) -> Outcome:
