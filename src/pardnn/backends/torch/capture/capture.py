@@ -332,7 +332,7 @@ class _Session:
         live = sources_of(self.original, self.traces.batch)
         before = values_by_name(self.original.contents, tensor_names(live))
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
-        first.filled = self.traces.recorders.take_filled()
+        first.filled = self.traces.recorders.take_filled(first.stood_for)
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}

@@ -41,6 +41,7 @@ class StepTrace:
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
         tables: Lists and tuples that its counts lead into, or may: `rewrites.tables`.
+        stood_for: By the id of each placeholder, the tensor in the place of which it stands.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
@@ -64,6 +65,7 @@ class StepTrace:
     assigned: Mapping[str, Any] = field(default_factory=dict)
     trainable: Mapping[str, bool] = field(default_factory=dict)
     tables: Sequence[Any] = ()
+    stood_for: Mapping[int, torch.Tensor] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
     def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:

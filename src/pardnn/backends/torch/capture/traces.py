@@ -171,11 +171,13 @@ class Traces:
         numbers = chosen.sources(found, objects, names)
         kept = self.carried | {source.name: source.get() for source in gradients}
         self.held = kept if chosen.is_first else self.held
+        live = {source.name: source.get() for source in tensors}
         placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
         tracer.scalars.questions, tracer.aliases.caches = questions, self.caches
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
+        trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         for source in tensors:
             first = _first_value(source, initial, objects)
             trace.add(source, placeholders[source.name], first)

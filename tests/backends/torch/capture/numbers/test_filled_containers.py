@@ -3,6 +3,7 @@
 import json
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.numbers.selection import Selection
+from pardnn.backends.torch.capture.traces import Traces
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
@@ -445,3 +448,29 @@ def test_what_is_the_same_only_at_capture_is_refused() -> None:
 
     assert refused(same_dictionary).code == "E804"
     assert not log
+
+
+@pytest.mark.parametrize("hold", [lambda x: {"x": x}, lambda x: [[x]], lambda x: [(x, 1)]])
+def test_containers_of_the_batch_cost_no_more_traces(
+    hold: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firsts: list[bool] = []
+    traced_once = Traces._traced_once
+
+    def counted(self: Traces, chosen: Selection, *args: Any) -> Any:
+        firsts.append(chosen.is_first)
+        return traced_once(self, chosen, *args)
+
+    def step(model, optimizer, held, y):
+        x = [*held.values()] if isinstance(held, dict) else [*held[0]]
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x[0]), y[0])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    monkeypatch.setattr(Traces, "_traced_once", counted)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    capture(step, model, optimizer, hold(torch.randn(4, 3)), [torch.randn(4, 2)])
+    assert firsts.count(True) == 1

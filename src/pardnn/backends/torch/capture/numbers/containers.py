@@ -18,7 +18,7 @@ Complexity: one more trace for each container with other uses.
 from __future__ import annotations
 
 import contextlib
-import operator
+import functools
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -41,6 +41,8 @@ _OWN = frozenset({
 
 #: Called with the name of a container, keys into it, a method and its arguments.
 Note = Callable[[str, tuple[Any, ...], str, tuple[Any, ...]], None]
+#: Whether an item is what it was before a step.
+IsSame = Callable[[Any, Any], bool]
 
 
 class OtherUse(BaseException):
@@ -72,7 +74,10 @@ class Filled(NamedTuple):
 
 
 def filled_containers(
-    objects: ObjectGraph, without: Collection[str], known: Collection[str]
+    objects: ObjectGraph,
+    without: Collection[str],
+    known: Collection[str],
+    stood_for: Mapping[int, torch.Tensor],
 ) -> dict[str, Filled]:
     """Return by name the containers that the first step has filled with what leaves the graph.
 
@@ -80,7 +85,9 @@ def filled_containers(
         objects: The object graph before it.
         without: Names of containers of which more uses are known.
         known: Names of those that other paths of the step fill; taken, too, if it changes nothing.
+        stood_for: By the id of a placeholder, the tensor that it stands for: no new item.
     """
+    is_same = functools.partial(_is_same, stood_for)
     bound = [e for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
     prefixes = tuple(f"{entry.name}." for entry in bound)
     modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
@@ -94,14 +101,14 @@ def filled_containers(
         if id(holder) not in tables and not name.startswith(prefixes)
     ]
     filled = {
-        name: Filled(holder, content, _added(holder, content))
+        name: Filled(holder, content, _added(holder, content, is_same))
         for name, holder, content in eligible
-        if _is_filled(holder, content)
+        if _is_filled(holder, content, is_same)
     }
     idle = {
         name: Filled(holder, content, [], is_idle=True)
         for name, holder, content in eligible
-        if name in known and _items(holder) == _items(content)
+        if name in known and _is_unchanged(holder, content, is_same)
     }
     return idle | filled
 
@@ -112,38 +119,49 @@ def alike(name: str, filled: Iterable[str]) -> set[str]:
     return {name} | {other for other in filled if re.sub(r"\d+", "#", other) == of_all}
 
 
-def _is_filled(holder: Any, content: Any) -> bool:
+def _is_same(stood_for: Mapping[int, torch.Tensor], now: Any, then: Any) -> bool:
+    """Whether an item is what it was, or a placeholder of that."""
+    if isinstance(now, tuple) and isinstance(then, tuple) and len(now) == len(then):
+        return all(_is_same(stood_for, a, b) for a, b in zip(now, then, strict=True))
+    return now is then or (id(now) in stood_for and stood_for[id(now)] is then)
+
+
+def _is_filled(holder: Any, content: Any, is_same: IsSame) -> bool:
     """Whether a container has got items, and these are what can be told after a step."""
     if isinstance(holder, dict):
         if not content.keys() <= holder.keys():
             return False
-        new = {k: v for k, v in holder.items() if k not in content or content[k] is not v}
+        new = dict(_added(holder, content, is_same))
         is_known = all(
             isinstance(content.get(k), NUMBERS) and _is_number(v) for k, v in new.items()
         )
         return not is_known and all(map(is_told, [*new, *new.values()]))
-    is_prefix = _begins_with(holder, content)
+    is_prefix = _begins_with(holder, content, is_same)
     if isinstance(holder, list) and is_prefix:
         return len(holder) > len(content) and is_told(holder[len(content) :])
     return not (is_prefix and len(holder) == len(content)) and is_told(list(holder))
 
 
-def _items(container: Any) -> list[Any]:
-    """Return what identifies the items of a container."""
-    items = container.items() if isinstance(container, dict) else enumerate(container)
-    return [(key, id(item)) for key, item in items]
+def _is_unchanged(holder: Any, content: Any, is_same: IsSame) -> bool:
+    """Whether a container holds what it held, in the same order."""
+    if isinstance(holder, dict):
+        return [*holder] == [*content] and not _added(holder, content, is_same)
+    return len(holder) == len(content) and _begins_with(holder, content, is_same)
 
 
-def _added(holder: Any, content: Any) -> Any:
+def _added(holder: Any, content: Any, is_same: IsSame) -> Any:
     """Return the new items of a container, as a list."""
     if isinstance(holder, dict):
-        return [x for x in holder.items() if x[0] not in content or x[1] is not content[x[0]]]
-    return list(holder)[len(content) :] if _begins_with(holder, content) else None
+        return [
+            x for x in holder.items() if x[0] not in content or not is_same(x[1], content[x[0]])
+        ]
+    is_prefix = _begins_with(holder, content, is_same)
+    return list(holder)[len(content) :] if is_prefix else None
 
 
-def _begins_with(holder: Any, content: Any) -> bool:
+def _begins_with(holder: Any, content: Any, is_same: IsSame) -> bool:
     """Whether a sequence begins with the very items that it held before."""
-    return len(holder) >= len(content) and all(map(operator.is_, holder, content))
+    return len(holder) >= len(content) and all(map(is_same, holder, content))
 
 
 def _is_number(value: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import torch
 
 from pardnn.backends.torch.capture.numbers.containers import (
     Filled,
@@ -43,13 +45,16 @@ class Recorders:
         self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_outside(x)}
         self.filled = {}
 
-    def take_filled(self) -> dict[str, Any]:
+    def take_filled(self, stood_for: Mapping[int, torch.Tensor]) -> dict[str, Any]:
         """Take the containers that the first step has filled, and empty them again.
+
+        Args:
+            stood_for: See `filled_containers`.
 
         Returns:
             What it has put into each; see `Filled.added`.
         """
-        self.filled = filled_containers(self._objects, self._others, self._known)
+        self.filled = filled_containers(self._objects, self._others, self._known, stood_for)
         restore([(name, each.holder, each.content) for name, each in self.filled.items()])
         return {name: each.added for name, each in self.filled.items()}
 
