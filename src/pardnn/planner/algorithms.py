@@ -72,7 +72,9 @@ RULES = ("equal-chop", "allrow-greedy", "spartan", "icml18")
 
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)
-#: Of those, what `auto` tries of the whole batch where steps in a row count.
+#: Of those, what `auto` tries of the whole batch: a step gains little of stages alone, but local
+#: search from them may end where it does from no other plan. An LSTM on four devices: 13.0 ms
+#: instead of 16.2.
 STAGED = ("1f1b", "zb-v")
 
 #: Those that run a solver in a child process, which may not be installed.

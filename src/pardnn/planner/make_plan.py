@@ -25,6 +25,7 @@ from pardnn.planner.algorithms import (
     CUTS,
     RULES,
     SHARDED,
+    SMALL_OPS,
     STAGED,
     algorithms_to_try,
     is_polished,
@@ -233,10 +234,11 @@ def _may_cut(problem: Problem) -> bool:
 
 
 def _may_be_staged(problem: Problem) -> bool:
-    """Whether stages of the whole batch are tried: steps in a row overlap, where one does not."""
-    options = problem.options
+    """Whether `auto` tries stages of the whole batch."""
+    options, graph = problem.options, problem.graph
     is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
-    return is_best and options.objective == "period" and can_shard(problem.graph)
+    is_plain = not (options.recompute or options.offload) and options.policy == "order"
+    return is_best and is_plain and len(graph.ops) <= SMALL_OPS and can_shard(graph)
 
 
 def _near_start(problem: Problem) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from pardnn.planner.algorithms import (
     SOLVER_BASED,
     SOLVER_FAILED,
     SOLVER_SHARE,
+    STAGED,
     algorithms_to_try,
     is_polished,
 )
@@ -356,7 +357,7 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
 
 
 def _polished(problem: Problem, placed: list[Outcome], *, by_period: bool = False) -> Outcome:
-    """Improve the best two placements by local search; return the better one.
+    """Improve the best placements by local search; return the best.
 
     From a plan to start from, the best alone is improved, by moves of single groups.
 
@@ -368,15 +369,28 @@ def _polished(problem: Problem, placed: list[Outcome], *, by_period: bool = Fals
     if problem.start is not None:
         found = min(placed, key=lambda outcome: outcome.makespan_s)
         return _with_plan(problem, found, improved(problem, found.plan))
-    # Plans that are as good are mostly equal: the second start is the next slower one.
-    best = {
-        score(problem, outcome)[0] if by_period else outcome.makespan_s: outcome
-        for outcome in reversed(placed)
-    }
-    starts = [best[seconds] for seconds in sorted(best)[:2]]
+    starts = _starts(problem, placed, by_period)
     plan, origin = polish_best(
         problem.graph, problem.machine, [start.plan for start in starts], problem.capacities,
         seed=problem.options.seed, by_period=by_period,
         known_s=problem.log.score[0] if by_period else problem.log.seconds,
     )  # fmt: skip
     return _with_plan(problem, starts[origin], plan)
+
+
+def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Outcome]:
+    """Return the placements from which local search begins, the best first.
+
+    These are the best two, and the best stages: they are unlike the others, and how slow they are
+    tells little.
+    """
+
+    def seconds(outcome: Outcome) -> float:
+        return score(problem, outcome)[0] if by_period else outcome.makespan_s
+
+    # Plans that are as good are mostly equal: the second start is the next slower one.
+    unlike = {seconds(outcome): outcome for outcome in reversed(placed)}.values()
+    ranked = sorted(unlike, key=seconds)
+    stages = [outcome for outcome in ranked if outcome.algorithm in STAGED][:1]
+    others = [outcome for outcome in ranked if outcome not in stages][:2]
+    return sorted([*others, *stages], key=seconds)

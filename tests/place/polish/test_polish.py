@@ -16,6 +16,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph, Op
 from pardnn.place.baselines.round_robin import place_round_robin
+from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.blocks import give, move_block, path_through_block
@@ -24,9 +25,9 @@ from pardnn.place.polish.polish import end_of, polish, polish_best
 from pardnn.place.polish.search import search_kernel
 from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
-from pardnn.plan.plan import plan_from_arrays
+from pardnn.plan.plan import PlanArrays, plan_from_arrays
 from pardnn.planner import algorithms, portfolio
-from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED, STAGED
 from pardnn.planner.compare import compare
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
@@ -263,6 +264,32 @@ def test_what_is_far_from_a_plan_that_is_there_is_not_polished(
     assert starts == [2, 1]
 
 
+@pytest.mark.parametrize("slow", [["2.0 1f1b", "9.0 zb-v"], ["8.0 1f1b", "9.0 zb-v"], []])
+def test_local_search_begins_from_the_best_two_and_the_best_stages(
+    slow: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, made = random_graph(4, 40, "in-tree"), ["3.0 heft", "1.0 pardnn", "1.0 single", *slow]
+    problem = Problem(graph, cluster_of(3), graph_costs(graph), PlanOptions(reserve=0.0))
+    of = {}
+    for each in made:
+        seconds, name = each.split()
+        outcome = decide(problem, "single" if name in STAGED else name)
+        of[name] = outcome._replace(algorithm=name, makespan_s=float(seconds))
+    starts: list[PlanArrays] = []
+
+    def polished(_graph, _machine, plans, *_, **__):
+        starts.extend(plans)
+        return plans[0], 0
+
+    monkeypatch.setattr(portfolio, "polish_best", polished)
+    monkeypatch.setattr(portfolio, "decide", lambda _problem, name, **_: of[name])
+    monkeypatch.setattr(portfolio, "_bound", lambda _problem: 0.0)
+    decide_best(problem, [*of], polish=True)
+    stages = [of["1f1b"]] if slow else []
+    expected = sorted([of["pardnn"], of["heft"], *stages], key=lambda found: found.makespan_s)
+    assert [id(plan) for plan in starts] == [id(found.plan) for found in expected]
+
+
 @pytest.mark.jit
 def test_auto_asks_the_solvers_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(name for name in ("metis", "m-sct") if find_spec(MODULES[name]))
@@ -302,10 +329,16 @@ def test_the_best_of_two_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "works"), [(math.inf, [9, 9, 18]), (0.92, [9, 9, 18]), (0.9, [9, 9])]
+    ("known", "works", "few"),
+    [
+        (math.inf, [9, 9, 18, 18], 80),
+        (math.inf, [9, 9, 18], 79),
+        (0.92, [9, 9, 18], 79),
+        (0.9, [9, 9], 80),
+    ],
 )
 def test_a_plan_far_from_the_best_one_known_gets_half_the_work(
-    monkeypatch: pytest.MonkeyPatch, known: float, works: list[int]
+    monkeypatch: pytest.MonkeyPatch, known: float, works: list[int], few: int
 ) -> None:
     spent: list[int] = []
 
@@ -314,6 +347,7 @@ def test_a_plan_far_from_the_best_one_known_gets_half_the_work(
         return plan
 
     monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
+    monkeypatch.setattr("pardnn.place.polish.polish.FEW_OPS", few)
     graph = random_graph(1, 80, "fork-join", memory=False)
     machine = machine_for(graph, cluster_of(3))
     plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
@@ -322,6 +356,23 @@ def test_a_plan_far_from_the_best_one_known_gets_half_the_work(
     _, origin = polish_best(graph, machine, plans, [None] * 3, work=36, known_s=known_s)
     assert spent == works
     assert seconds[origin] == min(seconds)
+
+
+def test_the_second_best_plan_of_the_first_part_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    given = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
+    given.append(place_single(graph, machine, [None] * 3).plan)
+    given.sort(key=lambda plan: simulate(graph, machine, plan).makespan)
+    best, middle, worst = given
+
+    def polished(_graph, _machine, plan, *_, work, **__):
+        return best if work == 18 and plan is worst else plan
+
+    monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
+    better, origin = polish_best(graph, machine, [middle, worst], [None] * 3, work=36)
+    assert origin == 1
+    assert simulate(graph, machine, better).makespan <= simulate(graph, machine, best).makespan
 
 
 def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:

@@ -18,7 +18,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan, planned_graph
-from pardnn.planner.algorithms import CUTS, RULES, SHARDED
+from pardnn.planner.algorithms import CUTS, RULES, SHARDED, STAGED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -93,6 +93,11 @@ def test_no_cut_of_experts_is_faster(factory: Callable[[], models.Entry], near: 
     for name in CUTS:
         if (name, factory) != ("megatron", models.mixture):  # which has no two products in a row
             assert best <= seconds(planned(factory, name, near)), name
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "auto-whole"])
+def test_stages_of_the_whole_batch_are_tried(algorithm: str) -> None:
+    assert {*STAGED} <= {each.algorithm for each in planned(many_samples, algorithm, True).tried}
 
 
 def test_what_does_not_apply_is_told_with_its_reason() -> None:

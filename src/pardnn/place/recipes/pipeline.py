@@ -99,14 +99,14 @@ def place_pipeline(
         InfeasibleError: E301, if it does not fit, or takes as long; E302, if an op can run nowhere.
         UsageError: E227, if the schedule needs more pieces.
     """
-    schedule, devices = SCHEDULES[name], machine.num_devices
-    rows = schedule.rows(devices, step.pieces)
-    device_of = _devices(schedule, devices)
+    schedule = SCHEDULES[name]
     arrays = closed_arrays(step.cut)
     runs, overwrites = runnable(arrays, machine), first_overwrites(step.cut)
     best, shortest, missing, longest = None, np.inf, np.inf, 0.0
-    for units in staged(step, machine, name):
-        place = legal_placement(arrays, runs, device_of[units.stage])
+    counts = _device_counts(machine, step.pieces)
+    for devices, units in ((k, units) for k in counts for units in staged(step, machine, name, k)):
+        rows = schedule.rows(devices, step.pieces)
+        place = legal_placement(arrays, runs, _devices(schedule, devices)[units.stage])
         if np.isfinite(below):
             bound = placed_bound(edges_of(arrays, machine, place), arrays.topological)
             if bound >= below:
@@ -131,15 +131,26 @@ def place_pipeline(
     )
 
 
-def staged(step: CutStep, machine: Machine, name: str) -> Iterator[Units]:
+def _device_counts(machine: Machine, pieces: int) -> list[int]:
+    """Return how many devices stages are tried on: all, and of the whole batch half as many, too.
+
+    Pieces keep all of them busy. One piece is in one place at a time, and fewer stages send less.
+    """
+    most = machine.num_devices
+    counts = [most >> power for power in range(most.bit_length())]
+    return [each for each in counts if each > 1] if pieces == 1 and most > 1 else [most]
+
+
+def staged(step: CutStep, machine: Machine, name: str, devices: int) -> Iterator[Units]:
     """Yield what ops belong to, for each balance of a schedule's stages.
 
     Args:
         step: What is placed.
         machine: Durations and links of the cut graph.
         name: A key of `SCHEDULES`.
+        devices: On how many devices.
     """
-    count = machine.num_devices * SCHEDULES[name].chunks
+    count = devices * SCHEDULES[name].chunks
     seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
     byte_seconds = slowest_link(machine)[1]
     for memory, traffic in BALANCES:
@@ -173,7 +184,7 @@ def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -
     rows, device_of = schedule.rows(devices, step.pieces), _devices(schedule, devices)
     arrays = closed_arrays(step.cut)
     runs, orders = runnable(arrays, machine), order_rows(plan)
-    candidates = staged(step, machine, name)
+    candidates = staged(step, machine, name, devices)
     if schedule.chunks == 1:  # devices are stages, whatever costs they were balanced by
         phase = step.phases.phase
         units = units_of(step.whole, step.cut, Stages(phase * 0, phase, 1))

@@ -48,7 +48,8 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
     """
     wanted = problem.options.microbatches
     assert wanted is not None
-    placing = [name for name in names if name not in SHARDED]
+    is_asked = problem.options.algorithm in RECIPES  # else `_recipes` are tried of pieces
+    placing = [n for n in names if n not in SHARDED and (is_asked or n not in RECIPES)]
     if wanted == "auto":
         return _best(problem, names, placing, decide)
     return _in_pieces(problem, wanted, placing, decide)

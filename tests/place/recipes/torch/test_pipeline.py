@@ -78,6 +78,21 @@ def test_auto_is_no_slower_than_any_recipe() -> None:
     assert best.makespan_s <= min(makespans.values())
 
 
+def test_stages_of_the_whole_batch_may_leave_devices_idle() -> None:
+    """More stages send more: over slow links two of them are faster than eight."""
+    graph = captured("gpt2")
+    options = PlanOptions(algorithm="1f1b", reserve=0.0, costs="v100")
+    seconds, used = list[float](), list[int]()
+    for devices in (2, 4, 8):
+        cluster = Cluster.uniform(devices, bandwidth=1e9, latency=1e-4)
+        plan, result = make_plan(Problem(graph, cluster, preset_costs(graph, "v100"), options))
+        assert plan_problems(graph, plan) == []
+        seconds.append(result.makespan_s)
+        used.append(sum(1 for row in plan.order if row))
+    assert used == [2, 2, 2]
+    assert seconds == pytest.approx([seconds[0]] * 3)
+
+
 def test_more_pieces_are_asked_for_by_name() -> None:
     with pytest.raises(UsageError, match="--microbatches 4") as caught:
         planned(captured("unet"), "dualpipe-v", pieces=2)

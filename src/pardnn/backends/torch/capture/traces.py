@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,13 +178,10 @@ class Traces:
         tracer.scalars.questions, tracer.aliases.caches = questions, self.caches
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
-        for source in tensors:
-            first = _first_value(source, initial, objects)
-            trace.add(source, placeholders[source.name], first)
+        _add_sources(trace, tensors, placeholders, initial, objects)
         made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
         trace.gradients = made
-        for source in gradients:
-            trace.add(source, made[source.name], _first_value(source, initial, objects))
+        _add_sources(trace, gradients, made, initial, objects)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())
@@ -197,6 +194,18 @@ class Traces:
         if chosen.tables is None and tracer.scalars.is_index_asked:
             trace.tables = tables_of(objects)
         return trace
+
+
+def _add_sources(
+    trace: StepTrace,
+    sources: Iterable[Source],
+    made: Mapping[str, torch.Tensor],
+    initial: Mapping[str, Any] | None,
+    objects: ObjectGraph,
+) -> None:
+    """Make the placeholder of each source its value in the trace."""
+    for source in sources:
+        trace.add(source, made[source.name], _first_value(source, initial, objects))
 
 
 def _first_value(
