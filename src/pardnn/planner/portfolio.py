@@ -18,7 +18,7 @@ from pardnn.place.infeasible import named_op
 from pardnn.place.ordering.low_memory_orders import frugal_alone
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.polish.polish import polish_best
+from pardnn.place.polish.polish import FEW_OPS, polish_best
 from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.constraints import cutting
@@ -381,9 +381,10 @@ def _polished(problem: Problem, placed: list[Outcome], *, by_period: bool = Fals
 def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Outcome]:
     """Return the placements from which local search begins, the best first.
 
-    These are the best two, and the best stages: they are unlike the others, and how slow they are
-    tells little.
+    These are the best two, and of small graphs the best stages: they are unlike the others, and how
+    slow they are tells little.
     """
+    is_small = len(problem.graph.ops) <= FEW_OPS
 
     def seconds(outcome: Outcome) -> float:
         return score(problem, outcome)[0] if by_period else outcome.makespan_s
@@ -391,6 +392,6 @@ def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Ou
     # Plans that are as good are mostly equal: the second start is the next slower one.
     unlike = {seconds(outcome): outcome for outcome in reversed(placed)}.values()
     ranked = sorted(unlike, key=seconds)
-    stages = [outcome for outcome in ranked if outcome.algorithm in STAGED][:1]
+    stages = [each for each in ranked if is_small and each.algorithm in STAGED][:1]
     others = [outcome for outcome in ranked if outcome not in stages][:2]
     return sorted([*others, *stages], key=seconds)

@@ -68,7 +68,7 @@ def test_stages_are_those_of_each_balance_however_often_they_are_asked_for(name:
         for memory, traffic in BALANCES
     ]  # fmt: skip
     for other in ("interleaved-1f1b", "gpipe", name, name):
-        found = list(staged(split, cut.machine, other))
+        found = list(staged(split, cut.machine, other, 2))
     for one, twin in zip(found, expected, strict=True):
         assert all(map(np.array_equal, one, twin))
     assert len({one.stage.tobytes() for one in found[:2]}) == 2
