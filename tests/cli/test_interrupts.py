@@ -176,7 +176,7 @@ def test_an_interrupt_keeps_the_best_of_all_parts_of_a_search(
         microbatched._fastest(problem, [lambda part=part: part])
     assert problem.log.best is best
 
-    monkeypatch.setattr(portfolio, "_polished", lambda *_: best)
+    monkeypatch.setattr(portfolio, "polished", lambda *_: best)
     monkeypatch.setattr(portfolio, "lower_bound_seconds", lambda *_: 0.0)
     fresh = Problem(graph, cluster, graph_costs(graph), PlanOptions())
     portfolio.decide_best(fresh, ["single"], polish=True)

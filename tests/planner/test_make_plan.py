@@ -178,9 +178,7 @@ def test_what_the_lower_bound_leaves_no_room_is_not_polished(
 ) -> None:
     graph, cluster = warm_up._warm_up_graph(), Cluster.uniform(2)
     asked: list[str] = []
-    monkeypatch.setattr(
-        portfolio, "_polished", lambda *found: asked.append("polish") or found[1][0]
-    )
+    monkeypatch.setattr(portfolio, "polished", lambda *found: asked.append("polish") or found[1][0])
     monkeypatch.setattr(portfolio, "_better_of", lambda best, _, name: asked.append(name) or best)
 
     problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(reserve=0.0))

@@ -19,12 +19,12 @@ from pardnn.place.polish.restore import relabelled, restored
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import read_plan, write_plan
 from pardnn.plan.plan import Plan, plan_arrays, plan_from_arrays
-from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.start.earlier import devices_now
 from pardnn.planner.start.near import itself
+from pardnn.planner.steering.constrained import constrained
 from pardnn.sim.engine import run_lists
 from tests.place.machines import machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak

@@ -17,8 +17,6 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.algorithms import ALGORITHMS, BEST, BEST_WHOLE, SHARDED, mixed_parts
-from pardnn.planner.conflicts import steered
-from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import (
     larger_clusters,
@@ -34,6 +32,8 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.search_log import Watch
 from pardnn.planner.start.earlier import started
+from pardnn.planner.steering.conflicts import steered
+from pardnn.planner.steering.constrained import constrained
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
 from pardnn.report.text import seconds_text

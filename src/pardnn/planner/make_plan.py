@@ -32,8 +32,6 @@ from pardnn.planner.algorithms import (
     mixed_parts,
     solvers_to_try,
 )
-from pardnn.planner.conflicts import steered, with_constraints
-from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.costs import communication_ratio
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatches.cut_pieces import (
@@ -49,9 +47,11 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.sharded.decide import can_shard, may_shard
+from pardnn.planner.steering.conflicts import steered, with_constraints
+from pardnn.planner.steering.constrained import constrained, refused
+from pardnn.planner.steering.wishes import decide_wished
 from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
-from pardnn.planner.wishes import decide_wished
 from pardnn.report.results import PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.engine import simulate

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.sim.period import period
 
@@ -51,6 +52,16 @@ def score(problem: Problem, outcome: Outcome) -> tuple[float, float]:
             graph, costs = (problem.graph, problem.costs) if cut is None else (cut.graph, cut.costs)
             machine = machine_of(costs, problem.cluster)
             return period(graph.arrays, machine, outcome.plan).seconds, seconds
+
+
+def with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
+    """Return an outcome with another plan, simulated."""
+    timeline = simulate(problem.graph, problem.machine, plan)
+    return outcome._replace(
+        plan=plan,
+        makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(problem.graph),
+    )
 
 
 #: Runs algorithms on a problem, and returns the best outcome.

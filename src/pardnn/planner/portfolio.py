@@ -18,11 +18,9 @@ from pardnn.place.infeasible import named_op
 from pardnn.place.ordering.low_memory_orders import frugal_alone
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.polish.polish import FEW_OPS, polish_best
 from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.constraints import cutting
-from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import (
     ALGORITHMS,
     BEFORE,
@@ -34,16 +32,16 @@ from pardnn.planner.algorithms import (
     SOLVER_BASED,
     SOLVER_FAILED,
     SOLVER_SHARE,
-    STAGED,
     algorithms_to_try,
     is_polished,
 )
-from pardnn.planner.constrained import obeyed
 from pardnn.planner.microbatches.suitable import suitable_for
-from pardnn.planner.outcome import Outcome, score
+from pardnn.planner.outcome import Outcome, score, with_plan
+from pardnn.planner.polished import polished
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import beaten_at, decide_sharded
-from pardnn.planner.start.near import improved, itself, kept_near
+from pardnn.planner.start.near import itself, kept_near
+from pardnn.planner.steering.constrained import obeyed
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.policy_peak import policy_peaks
@@ -192,7 +190,11 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
         known = problem.known if problem.before else None
         return place_pardnn(graph, machine, usable, known=known, below=problem.below)
     if algorithm in RECIPES:
-        return place_pipeline(problem.step, machine, usable, algorithm, below=problem.below)
+        # Of steps in a row each device works on another one, however long a single step takes.
+        few = problem.options.objective != "period"
+        return place_pipeline(
+            problem.step, machine, usable, algorithm, few=few, below=problem.below
+        )
     if algorithm in SOLVER_BASED and problem.options.algorithm == algorithm:
         return _solved(problem, algorithm)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
@@ -250,10 +252,10 @@ def decide_best(
     is_near = best is not None and score(problem, best)[0] <= bound * (1 + NEAR_BOUND)
     if polish and placed and not is_near and seconds_left() > 0:
         problem.log.trying("local search")
-        polished = [_polished(problem, placed)]
+        found = [polished(problem, placed)]
         if problem.options.objective == "period":
-            polished.append(_polished(problem, [*placed, *polished], by_period=True))
-        best = min([best or polished[0], *polished], key=functools.partial(score, problem))
+            found.append(polished(problem, [*placed, *found], by_period=True))
+        best = min([best or found[0], *found], key=functools.partial(score, problem))
         problem.log.keep(best, score(problem, best))
     for solver in solvers:
         if best is None or score(problem, best)[0] > bound * (1 + AT_BOUND):
@@ -276,7 +278,7 @@ def _frugal(problem: Problem, best: Outcome) -> Outcome:
     """Return a plan of one device in the order that needs less memory; any other as it is."""
     is_cut, is_own = best.sharded is not None, problem.options.policy == "order"
     plan = best.plan if is_cut or not is_own else frugal_alone(problem.graph.arrays, best.plan)
-    return best if plan is best.plan else _with_plan(problem, best, plan)
+    return best if plan is best.plan else with_plan(problem, best, plan)
 
 
 def _near_start(problem: Problem, best: Outcome) -> Outcome:
@@ -284,17 +286,7 @@ def _near_start(problem: Problem, best: Outcome) -> Outcome:
     if problem.start is None or problem.start.partition is not None or best.sharded is not None:
         return best
     plan, note = kept_near(problem, best.plan)
-    return _with_plan(problem, best, plan)._replace(notes=(*best.notes, note))
-
-
-def _with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
-    """Return an outcome with another plan, simulated."""
-    timeline = simulate(problem.graph, problem.machine, plan)
-    return outcome._replace(
-        plan=plan,
-        makespan_s=timeline.makespan,
-        transfer_bytes=timeline.transfer_bytes(problem.graph),
-    )
+    return with_plan(problem, best, plan)._replace(notes=(*best.notes, note))
 
 
 def _tried(
@@ -354,44 +346,3 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
         return best._replace(notes=(*best.notes, note))
     is_better = best is None or score(problem, found) < score(problem, best)
     return found if is_better else best
-
-
-def _polished(problem: Problem, placed: list[Outcome], *, by_period: bool = False) -> Outcome:
-    """Improve the best placements by local search; return the best.
-
-    From a plan to start from, the best alone is improved, by moves of single groups.
-
-    Args:
-        problem: What is planned.
-        placed: The placements.
-        by_period: Whether the period is made small, and not the makespan.
-    """
-    if problem.start is not None:
-        found = min(placed, key=lambda outcome: outcome.makespan_s)
-        return _with_plan(problem, found, improved(problem, found.plan))
-    starts = _starts(problem, placed, by_period)
-    plan, origin = polish_best(
-        problem.graph, problem.machine, [start.plan for start in starts], problem.capacities,
-        seed=problem.options.seed, by_period=by_period,
-        known_s=problem.log.score[0] if by_period else problem.log.seconds,
-    )  # fmt: skip
-    return _with_plan(problem, starts[origin], plan)
-
-
-def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Outcome]:
-    """Return the placements from which local search begins, the best first.
-
-    These are the best two, and of small graphs the best stages: they are unlike the others, and how
-    slow they are tells little.
-    """
-    is_small = len(problem.graph.ops) <= FEW_OPS
-
-    def seconds(outcome: Outcome) -> float:
-        return score(problem, outcome)[0] if by_period else outcome.makespan_s
-
-    # Plans that are as good are mostly equal: the second start is the next slower one.
-    unlike = {seconds(outcome): outcome for outcome in reversed(placed)}.values()
-    ranked = sorted(unlike, key=seconds)
-    stages = [each for each in ranked if is_small and each.algorithm in STAGED][:1]
-    others = [outcome for outcome in ranked if outcome not in stages][:2]
-    return sorted([*others, *stages], key=seconds)

@@ -45,7 +45,7 @@ class Problem:
         start: The plan that a user starts from; None for none.
         cut: The graph beside the whole step, if its batch is in pieces.
         log: Of the search.
-        allowed: Whether constraints let a device run an op (`planner.constrained`); None: all.
+        allowed: Whether constraints let a device run an op (see `steering`); None: all.
         below: Seconds of a plan that is there: a plan that cannot be faster need not be made.
     """
 

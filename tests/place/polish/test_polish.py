@@ -253,7 +253,7 @@ def test_what_is_far_from_a_plan_that_is_there_is_not_polished(
         starts.append(len(plans))
         return plans[0], 0
 
-    monkeypatch.setattr(portfolio, "polish_best", polished)
+    monkeypatch.setattr("pardnn.planner.polished.polish_best", polished)
     graph = random_graph(4, 40, "in-tree")
     problem = Problem(graph, cluster_of(3), graph_costs(graph), PlanOptions(reserve=0.0))
     names = ["heft", "single"]
@@ -271,7 +271,7 @@ def test_what_is_far_from_a_plan_that_is_there_is_not_polished(
 def test_local_search_begins_from_the_best_two_and_the_best_stages(
     slow: list[str], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, made = random_graph(4, 40, "in-tree"), ["3.0 heft", "1.0 pardnn", "1.0 single", *slow]
+    graph, made = random_graph(4, 40, "in-tree"), ["1.0 pardnn", "1.0 single", *slow, "3.0 heft"]
     problem = Problem(graph, cluster_of(3), graph_costs(graph), PlanOptions(reserve=0.0))
     of = {}
     for each in made:
@@ -284,10 +284,10 @@ def test_local_search_begins_from_the_best_two_and_the_best_stages(
         starts.extend(plans)
         return plans[0], 0
 
-    monkeypatch.setattr(portfolio, "polish_best", polished)
+    monkeypatch.setattr("pardnn.planner.polished.polish_best", polished)
     monkeypatch.setattr(portfolio, "decide", lambda _problem, name, **_: of[name])
     monkeypatch.setattr(portfolio, "_bound", lambda _problem: 0.0)
-    monkeypatch.setattr(portfolio, "FEW_OPS", few)
+    monkeypatch.setattr("pardnn.planner.polished.FEW_OPS", few)
     decide_best(problem, [*of], polish=True)
     stages = [of["1f1b"]] if "1f1b" in of else []
     expected = sorted([of["pardnn"], of["heft"], *stages], key=lambda found: found.makespan_s)

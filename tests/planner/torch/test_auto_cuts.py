@@ -97,7 +97,12 @@ def test_no_cut_of_experts_is_faster(factory: Callable[[], models.Entry], near: 
 
 @pytest.mark.parametrize("algorithm", ["auto", "auto-whole"])
 def test_stages_of_the_whole_batch_are_tried(algorithm: str) -> None:
-    assert {*STAGED} <= {each.algorithm for each in planned(many_samples, algorithm, True).tried}
+    cluster = Cluster.uniform(4, bandwidth=NEAR[0], latency=NEAR[1])
+    by_period = pardnn.plan(
+        captured(many_samples), cluster, algorithm, objective="period", reserve=0.0, costs="v100"
+    )
+    for plan in (planned(many_samples, algorithm, True), by_period):
+        assert {*STAGED} <= {each.algorithm for each in plan.tried}
 
 
 def test_what_does_not_apply_is_told_with_its_reason() -> None:

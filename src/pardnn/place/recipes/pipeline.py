@@ -84,6 +84,7 @@ def place_pipeline(
     capacities: list[int | None],
     name: str,
     *,
+    few: bool = False,
     below: float = np.inf,
 ) -> Decision:
     """Return the plan of a schedule by name.
@@ -93,6 +94,8 @@ def place_pipeline(
         machine: Durations and links of the cut graph.
         capacities: Usable bytes of each device; None is unlimited.
         name: A key of `SCHEDULES`.
+        few: Whether one piece may leave devices idle: it is in one place at a time, and fewer
+            stages send less.
         below: Seconds; stages are left out of which no order takes less.
 
     Raises:
@@ -103,7 +106,9 @@ def place_pipeline(
     arrays = closed_arrays(step.cut)
     runs, overwrites = runnable(arrays, machine), first_overwrites(step.cut)
     best, shortest, missing, longest = None, np.inf, np.inf, 0.0
-    counts = _device_counts(machine, step.pieces)
+    most = machine.num_devices
+    halves = [most >> power for power in range(most.bit_length() - 1)] or [most]
+    counts = halves if few and step.pieces == 1 else [most]
     for devices, units in ((k, units) for k in counts for units in staged(step, machine, name, k)):
         rows = schedule.rows(devices, step.pieces)
         place = legal_placement(arrays, runs, _devices(schedule, devices)[units.stage])
@@ -129,16 +134,6 @@ def place_pipeline(
         f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
         "than it may.\nUse more microbatches, or auto, which looks for other orders."
     )
-
-
-def _device_counts(machine: Machine, pieces: int) -> list[int]:
-    """Return how many devices stages are tried on: all, and of the whole batch half as many, too.
-
-    Pieces keep all of them busy. One piece is in one place at a time, and fewer stages send less.
-    """
-    most = machine.num_devices
-    counts = [most >> power for power in range(most.bit_length())]
-    return [each for each in counts if each > 1] if pieces == 1 and most > 1 else [most]
 
 
 def staged(step: CutStep, machine: Machine, name: str, devices: int) -> Iterator[Units]:

@@ -13,7 +13,6 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, SHARDED
-from pardnn.planner.constrained import obeyed
 from pardnn.planner.microbatches.best import Best, TooManyPiecesError
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH, counts
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
@@ -21,6 +20,7 @@ from pardnn.planner.microbatches.owned import OWNERS, best_owned, in_rows
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.steering.constrained import obeyed
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 

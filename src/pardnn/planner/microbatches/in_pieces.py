@@ -8,13 +8,13 @@ from pardnn.graph.build import build_graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.constrained import constrained
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.planner.steering.constrained import constrained
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of

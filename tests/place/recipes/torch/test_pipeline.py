@@ -19,7 +19,7 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
-from pardnn.planner.portfolio import decide_best
+from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.report.results import PlanResult
 from tests.place.recipes.torch.test_stages import captured
@@ -66,13 +66,13 @@ def test_auto_is_no_slower_than_any_recipe() -> None:
     graph = captured("unet")
     tried = list[str]()
 
-    def decide(problem: Problem, names: Sequence[str]) -> Outcome:
+    def noted(problem: Problem, names: Sequence[str]) -> Outcome:
         tried.extend(names)
         return decide_best(problem, names)
 
     options = PlanOptions(algorithm="auto", microbatches=4, reserve=0.0, costs="v100")
     cluster, costs = Cluster.uniform(2, bandwidth=300e9), preset_costs(graph, "v100")
-    best = decide_microbatched(Problem(graph, cluster, costs, options), ("heft", "tofu"), decide)
+    best = decide_microbatched(Problem(graph, cluster, costs, options), ("heft", "tofu"), noted)
     assert tried == ["heft", *RECIPES]
     makespans = {name: planned(graph, name)[1].makespan_s for name in RECIPES}
     assert best.makespan_s <= min(makespans.values())
@@ -91,6 +91,9 @@ def test_stages_of_the_whole_batch_may_leave_devices_idle() -> None:
         used.append(sum(1 for row in plan.order if row))
     assert used == [2, 2, 2]
     assert seconds == pytest.approx([seconds[0]] * 3)
+    in_a_row = PlanOptions(objective="period", reserve=0.0, costs="v100")
+    problem = Problem(graph, cluster, preset_costs(graph, "v100"), in_a_row)
+    assert len({*decide(problem, "1f1b").plan.place.tolist()}) > 2
 
 
 def test_more_pieces_are_asked_for_by_name() -> None:

@@ -19,9 +19,9 @@ from pardnn.plan.constraints import PLACING, Constraint, hard
 from pardnn.plan.demands.check_constraints import broken_constraints
 from pardnn.plan.demands.layout_demands import layout_demands
 from pardnn.plan.plan import plan_from_arrays, planned_graph
-from pardnn.planner.constrained import meant_by
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.steering.constrained import meant_by
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.time_limit import seconds_left
 

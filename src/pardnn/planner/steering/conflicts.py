@@ -11,11 +11,11 @@ from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
-from pardnn.planner.constrained import at_odds, constrained, refused
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import can_shard, decide_sharded
+from pardnn.planner.steering.constrained import at_odds, constrained, refused
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.problem import make_problem
