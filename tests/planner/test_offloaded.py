@@ -118,6 +118,17 @@ def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
         pardnn.plan(graph, Cluster.uniform(2, memory=MIB), "tofu", reserve=0.0, offload=True)
 
 
+def test_shards_that_lie_on_devices_stay_there() -> None:
+    before, graph = states([MIB]), states([MIB] * 4)
+    roomy, tight = (Cluster.uniform(2, memory=size * MIB) for size in (64, 5))
+    there = pardnn.state_in_place(before, pardnn.plan(before, roomy, "tofu", reserve=0.0))
+    plan = pardnn.plan(graph, tight, "tofu", reserve=0.0, offload=True, state=there)
+    assert plan.offload == ("s1@0", "s1@1", "s2@0", "s2@1", "s3@0", "s3@1")
+    with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
+        pardnn.plan(graph, Cluster.uniform(2, memory=3 * MIB), "tofu", reserve=0.0, offload=True,
+                    state=there)  # fmt: skip
+
+
 def test_a_cut_that_several_limits_give_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searched, least = list[Plan](), offload_cut._least
 

@@ -151,7 +151,11 @@ class Parallel(Checkpointed):
 
     def _training_state(self) -> TrainingState:
         self._variants.settle()
-        return self._followed()
+        training = self._followed()
+        if training.moved:
+            self._variants.enter_widest()
+            training = self._followed()
+        return training
 
     def _followed(self) -> TrainingState:
         self._variants.refresh()

@@ -122,7 +122,8 @@ def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
     assert base.sharded is not None
     shards = _shards(problem, base.sharded.plan)
     size = {op.name: span_bytes(op.outputs[0]) for op in problem.graph.ops if op.name in shards}
-    free = sorted(shards.keys() - kept, key=lambda name: (-size[name], name))
+    stays = set[str]() if problem.state is None else problem.state.held.keys()
+    free = sorted(shards.keys() - stays, key=lambda name: (-size[name], name))
 
     def tried(count: int) -> Outcome | None:
         check_time()

@@ -289,3 +289,40 @@ def test_a_checkpoint_after_an_evaluation_holds_the_optimizer_too(
     assert values(run_ranks(2, run)) == [True, True]
     names = [tensor.name for tensor in read_manifest(resolve(tmp_path)).tensors]
     assert "optimizer.state.model.0.weight.exp_avg" in names
+
+
+def adding() -> models.Entry:
+    """A step that updates at every other call."""
+    _, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y, i):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step, (model, optimizer, x, y, 0)
+
+
+def test_a_checkpoint_after_a_call_whose_graph_has_moved_state(tmp_path: Path) -> None:
+    """The graph of the first call reads no optimizer state, and wants what it reads elsewhere."""
+
+    def run(rank: int, store: str) -> list[Any]:
+        connect(rank, 2, store, 20).close()
+        step, args = adding()
+        fast = parallelize(step, *args, decide=scattered, timeout=20, device="cpu")
+        before = [bits(fast(*args[2:4], i)) for i in range(3)]
+        fast.save(tmp_path)
+        after = [bits(fast(*args[2:4], i)) for i in (3, 4)]
+        fast.load(tmp_path)
+        again = [bits(fast(*args[2:4], i)) for i in (3, 4)]
+        moved = fast.moved
+        fast.close()
+        return [before + after, again == after, moved > 0]
+
+    step, (model, optimizer, x, y, _) = adding()
+    expected = [bits(step(model, optimizer, x, y, i)) for i in range(5)]
+    assert values(run_ranks(2, run)) == [[expected, True, True]] * 2

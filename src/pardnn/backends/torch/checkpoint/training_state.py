@@ -74,6 +74,7 @@ class TrainingState:
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
+        moved: Tensors that the last graph has moved, where it does not read all of the state.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class TrainingState:
         self._lock: Lock | None = None
         self._writing: Writing | None = None
         self._torn_by = ""
-        self._moved: list[str] = []
+        self.moved: list[str] = []
 
     def begin_step(self) -> None:
         """Take models back that `sync_model` has filled.
@@ -137,20 +138,20 @@ class TrainingState:
         graph before it still says where everything is, unless something has moved.
         """
         now, known = program.state, self._program.state
-        self._moved = []
+        self.moved = []
         if now is known or now.keys() >= known.keys():
             self._program, self._binding, self._live = program, binding, live
         else:
-            self._moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
+            self.moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
 
     def _check_located(self) -> None:
         """Raise E526 if no graph says where all of the state is."""
-        if self._moved:
+        if self.moved:
             raise MismatchError(
-                f"the graph of the last call has moved {shown(self._moved[0])} and does not read "
+                f"the graph of the last call has moved {shown(self.moved[0])} and does not read "
                 "all of the state.\nCall this after a training step.",
                 code="E526",
-                details={"moved": self._moved[:20]},
+                details={"moved": self.moved[:20]},
             )
 
     def check(self) -> None:

@@ -200,6 +200,11 @@ class Variants:
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
 
+    def enter_widest(self) -> None:
+        """Make the variant that reads most of the state the one that runs; all ranks call it."""
+        readers = [v for v in self._known if not self._stale & v.executor.program.state.keys()]
+        self.enter(max(readers, key=lambda v: len(v.executor.program.state), default=self.current))
+
     def prepare(self, values: Sequence[Any]) -> None:
         """Capture and plan ahead for an example batch, where no variant holds for it.
 
