@@ -69,7 +69,8 @@ def decide_cut_offloaded(
             best = found
             problem.log.keep(found, score(problem, found))
     if best is None:
-        raise min(failures, key=_missing_bytes)
+        none = InfeasibleError("no cut for more memory leaves the state where it lies")
+        raise min(failures, key=_missing_bytes, default=none)
     return best._replace(planning_s=time.perf_counter() - started)
 
 
