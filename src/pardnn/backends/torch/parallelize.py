@@ -161,7 +161,9 @@ class Parallel(Checkpointed):
         self._variants.refresh()
         variant = self._variants.current
         executor = variant.executor
-        self._training.follow(executor.program, variant.binding, executor.live_values)
+        self._training.follow(
+            executor.program, variant.binding, executor.live_values, self._variants.stale
+        )
         return self._training
 
     @property

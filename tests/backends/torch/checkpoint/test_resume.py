@@ -326,3 +326,41 @@ def test_a_checkpoint_after_a_call_whose_graph_has_moved_state(tmp_path: Path) -
     step, (model, optimizer, x, y, _) = adding()
     expected = [bits(step(model, optimizer, x, y, i)) for i in range(5)]
     assert values(run_ranks(2, run)) == [[expected, True, True]] * 2
+
+
+def unfreezing() -> models.Entry:
+    """A step whose optimizer has the last layer at first; gradients of the other add up."""
+    _, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(list(model.children())[-1].parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, x, y)
+
+
+def test_a_checkpoint_after_a_call_that_drops_gradients_of_those_before(tmp_path: Path) -> None:
+    def trained(call: Any, model: Any, optimizer: Any) -> list[str]:
+        losses = [call()]
+        optimizer.add_param_group({"params": list(next(model.children()).parameters())})
+        return [bits(loss) for loss in (*losses, call(), call())]
+
+    def run(rank: int, store: str) -> list[Any]:
+        connect(rank, 2, store, 20).close()
+        step, args = unfreezing()
+        fast = parallelize(step, *args, decide=scattered, timeout=20, device="cpu")
+        losses = trained(lambda: fast(*args[2:]), *args[:2])
+        fast.save(tmp_path)
+        after = bits(fast(*args[2:]))
+        fast.load(tmp_path)
+        again = bits(fast(*args[2:]))
+        fast.close()
+        return [losses, again == after]
+
+    step, args = unfreezing()
+    expected = trained(lambda: step(*args), *args[:2])
+    assert values(run_ranks(2, run)) == [[expected, True]] * 2
