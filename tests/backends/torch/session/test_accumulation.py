@@ -120,6 +120,32 @@ def test_a_history_of_lists_is_filled_by_calls_that_update_and_by_others() -> No
     assert assert_leaves_as_eager(with_history, steps=7, given=lambda i: {4: i}) == 2 + 1
 
 
+def test_gradients_of_earlier_calls_do_not_stay_beside_a_call_that_resets_them() -> None:
+    """They would be read for those of the last call."""
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(model, optimizer, x, y)
+    decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+    fast = parallelize(step, model, optimizer, x, y, decide=decide, device="cpu")
+    fast(x, y)
+    assert model[2].weight.grad is None
+    assert model[0].weight.grad is not None  # the optimizer does not hold it: it adds up
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    for _ in range(2):
+        fast(x, y)
+        assert model[0].weight.grad is None
+    fast.close()
+    assert fast.captures == 2
+
+
 def critic_and_generator() -> tuple[Any, Any]:
     """Return two steps with their arguments; the generator's leaves gradients to the critic's."""
     torch.manual_seed(0)

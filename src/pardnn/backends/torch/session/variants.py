@@ -240,6 +240,8 @@ class Variants:
             UnsupportedError: E808, if it reads what the variants before it did not carry on.
         """
         self._check_carried(variant)
+        if len(self._state.users) == (self._version >= 0):  # no other step is handed them
+            _drop_gradients(variant)
         binding, executor = variant.binding, variant.executor
         self._world.describe = lambda: {
             "text": f"moving state for {variant.holds_for}", "waits_for": None, "messages": [],
@@ -327,6 +329,14 @@ class Variants:
             code="E808",
             details={"tensors": read[:20]},
         )
+
+
+def _drop_gradients(variant: Variant) -> None:
+    """Reset gradients of earlier calls that a variant replaces within its step and then frees."""
+    for name in variant.uncarried:
+        parameter = variant.binding.sources.get(name.removesuffix(".grad"))
+        if name.endswith(".grad") and parameter is not None:
+            parameter.get().grad = None
 
 
 def _without_optimizer(binding: Binding, name: str) -> str | None:
