@@ -80,7 +80,6 @@ STAYING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "of no dtype": ({}, {"dtype": None}),
     "returned": ({}, {}),
     "returned as a view": ({}, {}),
-    "unread": ({}, {}),
 }
 
 
@@ -92,11 +91,10 @@ def test_what_may_live_on_the_host_is_state_that_ops_alone_read() -> None:
         return dataclasses.replace(op, **more)
 
     names = ("plain", *STAYING, "by a view")
-    read = tuple(name for name in names[:-1] if name != "unread")
     ops = [Op(name=f"view {i}", kind="aten.view.default", memory="reference", inputs=(of,),
               outputs=(tensor(f"view {i}", of),))
            for i, of in enumerate(("by a view", "returned as a view"))]  # fmt: skip
-    reader = Op(name="y", kind="aten.stack.default", inputs=(*read, "view 0"),
+    reader = Op(name="y", kind="aten.stack.default", inputs=(*names[:-1], "view 0"),
                 outputs=(tensor("y"),))  # fmt: skip
     loss = Op(name="loss", kind=LOSS_KIND, inputs=("y",),
               arguments={"result": [{"state": ["returned", ("view 1",)]}]})  # fmt: skip
@@ -134,6 +132,16 @@ def test_a_state_that_is_only_read_is_not_written_back() -> None:
     assert list(check_offload.offload_problems(graph, ("b",), more)) == [
         "offload: 'b' is written back 1 times"
     ]
+
+
+def test_a_state_that_no_op_reads_is_not_copied() -> None:
+    """As that of a layer that was frozen since it went to the host."""
+    graph = build_graph("frozen", [op for op in momenta().ops if op.name not in ("b1", "b2")])
+    rewritten = graph_with_host(graph, ("a", "b"))
+    assert {op.name for op in rewritten.ops if op.name.startswith("b")} == {"b"}
+    plan = in_order(graph, offload=("a", "b"))
+    assert plan_problems(graph, plan) == []
+    assert peak_bytes(rewritten, plan_arrays(rewritten, plan)) == [200]
 
 
 def test_a_state_that_two_ops_write_goes_back_after_both() -> None:

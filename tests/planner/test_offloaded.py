@@ -18,7 +18,7 @@ from pardnn.api.simulate import simulate
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.place.recompute import search
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
@@ -95,6 +95,15 @@ def test_state_that_lies_on_the_host_stays_there() -> None:
         check_state_kept(graph, moved, there)
 
 
+def test_state_on_the_host_that_another_graph_returns_is_to_be_moved() -> None:
+    graph = states([MIB] * 4)
+    there = pardnn.state_in_place(graph, offloaded(graph, 9 * MIB))
+    returned = Op(name="loss", kind=LOSS_KIND, inputs=("x",), arguments={"result": ["t0", "t1"]})
+    other = build_graph("returning", [*graph.ops, returned])
+    with pytest.raises(InfeasibleError, match="has to be on its device"):
+        pardnn.plan(other, Cluster.uniform(1, memory=64 * MIB), "heft", reserve=0.0, state=there)
+
+
 def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
     graph = states([MIB] * 4)  # 8 MiB a device, cut in two
     tight, roomy = (Cluster.uniform(2, memory=size * MIB) for size in (5, 64))
@@ -116,6 +125,27 @@ def test_shards_of_cut_states_go_to_the_host_as_few_as_are_needed() -> None:
     assert pardnn.plan(graph, roomy, "tofu", reserve=0.0, offload=True).offload is None
     with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
         pardnn.plan(graph, Cluster.uniform(2, memory=MIB), "tofu", reserve=0.0, offload=True)
+
+
+def test_shards_that_lie_on_devices_stay_there() -> None:
+    before, graph = states([MIB]), states([MIB] * 4)
+    roomy, tight = (Cluster.uniform(2, memory=size * MIB) for size in (64, 5))
+    there = pardnn.state_in_place(before, pardnn.plan(before, roomy, "tofu", reserve=0.0))
+    plan = pardnn.plan(graph, tight, "tofu", reserve=0.0, offload=True, state=there)
+    assert plan.offload == ("s1@0", "s1@1", "s2@0", "s2@1", "s3@0", "s3@1")
+    with pytest.raises(InfeasibleError, match="with optimizer state on the host"):
+        pardnn.plan(graph, Cluster.uniform(2, memory=3 * MIB), "tofu", reserve=0.0, offload=True,
+                    state=there)  # fmt: skip
+
+
+def test_no_cut_that_leaves_state_on_the_host_is_an_error_of_the_plan() -> None:
+    def none(_problem: Problem, _names: Any) -> Outcome:
+        raise InfeasibleError("the state would move")
+
+    graph, cluster = states([MIB]), Cluster.uniform(2)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, None), PlanOptions())
+    with pytest.raises(InfeasibleError, match="no cut for more memory leaves the state"):
+        offload_cut.decide_cut_offloaded(problem, ["tofu"], none, stays=["s0"])
 
 
 def test_a_cut_that_several_limits_give_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,13 +151,19 @@ class Parallel(Checkpointed):
 
     def _training_state(self) -> TrainingState:
         self._variants.settle()
-        return self._followed()
+        training = self._followed()
+        if training.moved:
+            self._variants.enter_widest()
+            training = self._followed()
+        return training
 
     def _followed(self) -> TrainingState:
         self._variants.refresh()
         variant = self._variants.current
         executor = variant.executor
-        self._training.follow(executor.program, variant.binding, executor.live_values)
+        self._training.follow(
+            executor.program, variant.binding, executor.live_values, self._variants.stale
+        )
         return self._training
 
     @property

@@ -30,7 +30,9 @@ def offload_problems(graph: Graph, names: Sequence[str], rewritten: Graph) -> It
     copies = {
         op.outputs[0].name: op.inputs[0] for op in rewritten.ops if op.kind == FROM_HOST
     }  # by the name on the device
-    states = {ops[name].outputs[0].name for name in names}
+    owners = storage_owners(graph.ops)
+    read = {owners[name] for op in graph.ops for name in op.inputs}
+    states = {ops[name].outputs[0].name for name in names} & read
     if set(copies.values()) != states or len(copies) != len(states):
         yield "offload: a state is not copied to its device exactly once"
         return

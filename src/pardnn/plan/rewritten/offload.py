@@ -22,17 +22,16 @@ from pardnn.plan.recompute import rewired
 def may_offload(graph: Graph) -> list[Op]:
     """Return the optimizer states that may live on the host, in the graph's order. O(ops).
 
-    A state that the step returns stays.
+    A state that the step returns stays. One that no op reads (of a frozen layer) is never copied.
     """
     owners = storage_owners(graph.ops)
     noted = {owners.get(name) for name in _strings(graph.step_notes)}
-    read = {owners[name] for op in graph.ops for name in op.inputs}
     return [
         op for op in graph.ops
         if op.kind == "state" and op.memory == "residual"
         and op.outputs[0].shape and op.outputs[0].bytes
         and not (op.outputs[0].dtype or "host").startswith("host")
-        and op.outputs[0].name in read - noted
+        and op.outputs[0].name not in noted
     ]  # fmt: skip
 
 
@@ -72,7 +71,7 @@ def _ops_with_host(graph: Graph, names: Sequence[str]) -> list[Op]:
     uses = _uses(graph, owners, held)
     first: dict[str, list[Op]] = {}
     last: dict[str, list[Op]] = {}
-    for name, ops in uses.items():
+    for name, ops in ((name, ops) for name, ops in uses.items() if ops):
         first.setdefault(ops[0].name, []).append(_load(held[name]))
         written = [op for op in ops if any(owners[each] == name for each in writes(op))]
         if written:

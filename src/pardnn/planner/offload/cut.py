@@ -69,7 +69,8 @@ def decide_cut_offloaded(
             best = found
             problem.log.keep(found, score(problem, found))
     if best is None:
-        raise min(failures, key=_missing_bytes)
+        none = InfeasibleError("no cut for more memory leaves the state where it lies")
+        raise min(failures, key=_missing_bytes, default=none)
     return best._replace(planning_s=time.perf_counter() - started)
 
 
@@ -122,7 +123,8 @@ def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
     assert base.sharded is not None
     shards = _shards(problem, base.sharded.plan)
     size = {op.name: span_bytes(op.outputs[0]) for op in problem.graph.ops if op.name in shards}
-    free = sorted(shards.keys() - kept, key=lambda name: (-size[name], name))
+    stays = set[str]() if problem.state is None else problem.state.held.keys()
+    free = sorted(shards.keys() - stays, key=lambda name: (-size[name], name))
 
     def tried(count: int) -> Outcome | None:
         check_time()

@@ -154,7 +154,10 @@ def _movable(problem: Problem) -> tuple[list[str], list[str]]:
     known = {op.name for op in may_offload(whole)}  # it tells what the step returns
     free = [op for op in may_offload(problem.graph) if op.name not in held and op.name in known]
     free.sort(key=lambda op: -span_bytes(op.outputs[0]))
-    return lies_on_host(problem), [op.name for op in free]
+    stays = lies_on_host(problem)
+    if any(name not in known for name in stays):
+        raise InfeasibleError("a state that lies on the host has to be on its device")
+    return stays, [op.name for op in free]
 
 
 def lies_on_host(problem: Problem) -> list[str]:

@@ -8,7 +8,8 @@ all-gather in place, part by part. A fused update writes the states beside the p
 finds as its loop cuts it stays where it is.
 Complexity: O(devices x parts) per write.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
-Deviations: parts are received beside the parameter and copied into it.
+Deviations: parts are received beside the parameter and copied into it. So is a device's own part
+where it is no run of memory and the kernel takes it for one, as fused updates do.
 """
 
 from __future__ import annotations
@@ -57,14 +58,21 @@ def _is_by_parts(emitter: Emitter, partitioned: PartitionedOp, result: str, name
     )
 
 
-def gather_in_place(emitter: Emitter, computed: ShardedTensor, target: str, anchor: Anchor) -> None:
+def gather_in_place(
+    emitter: Emitter,
+    computed: ShardedTensor,
+    target: str,
+    anchor: Anchor,
+    copied: frozenset[int],
+) -> None:
     """Copy the parts that other devices made into the tensor that they are of.
 
     Args:
         emitter: Where to write.
-        computed: The parts: on each device a view of its own tensor.
+        computed: The parts: on each device a view of its own tensor, or a copy.
         target: The tensor as it was before the write.
         anchor: The op that wrote them.
+        copied: Devices that made their own part beside the tensor, too.
     """
     tensor, own = computed.tensor, emitter.own(target)
     base = emitter.fresh(f"{tensor.name}:gather")
@@ -73,7 +81,7 @@ def gather_in_place(emitter: Emitter, computed: ShardedTensor, target: str, anch
         box = own.boxes[device]
         assert box is not None
         found, _ = cover(box, computed.boxes, nearest(emitter.mesh.shape, device))
-        parts.append([part for part in found if part[0] != device])
+        parts.append([part for part in found if part[0] != device or device in copied])
     steps = [
         [*(emitter.fresh(base) + f"@{device}" for _ in found[1:]), f"{base}@{device}"]
         for device, found in enumerate(parts)

@@ -45,7 +45,7 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
             "Give all views of one storage the same blocks, or leave them and the op whole."
         )
     anchor = Anchor(op, tuple([f"{op.name}@{device}" for device in emitter.devices]))
-    local = _inputs(emitter, op, partitioned, anchor)
+    local = _inputs(emitter, op, partitioned, anchor, frozenset(gathered.values()))
     outputs = [_output(emitter, op, partitioned, tensor) for tensor in op.outputs]
     for device in emitter.devices:
         if op.kind != LOSS_KIND or device == 0:
@@ -57,7 +57,8 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
         if result is None or computed[result].names == emitter.own(result).names:
             continue
         if result in gathered:
-            gather_in_place(emitter, computed[result], gathered[result], anchor)
+            copied = _copied(emitter, partitioned, local, gathered[result])
+            gather_in_place(emitter, computed[result], gathered[result], anchor, copied)
             continue
         source = shared_input(emitter, op, emitter.tensors[result])
         is_view = source is not None and source in partitioned.names.values() and all(
@@ -77,7 +78,11 @@ def _divisor(partitioned: PartitionedOp, number: int) -> str | None:
 
 
 def _inputs(
-    emitter: Emitter, op: Op, partitioned: PartitionedOp, anchor: Anchor
+    emitter: Emitter,
+    op: Op,
+    partitioned: PartitionedOp,
+    anchor: Anchor,
+    gathered: frozenset[str],
 ) -> list[dict[str, str]]:
     """Return, per device, the local tensor in each slot."""
     local: list[dict[str, str]] = [{} for _ in emitter.devices]
@@ -98,7 +103,7 @@ def _inputs(
             if found is not None:
                 by_slot[slot] = found
     if emitter.strided and not _takes_strided(op):
-        _copy_strided(emitter, op, partitioned, local, anchor)
+        _copy_strided(emitter, op, partitioned, local, anchor, {*writes(op)} - gathered)
     return local
 
 
@@ -113,9 +118,13 @@ def _copy_strided(
     partitioned: PartitionedOp,
     local: Sequence[dict[str, str]],
     anchor: Anchor,
+    changed: set[str],
 ) -> None:
-    """Copy inputs that are strided here and dense in the graph, but for those that are written."""
-    changed = writes(op)
+    """Copy inputs that are strided here and dense in the graph, but for those that are changed.
+
+    What is written by parts, as a fused update of a whole parameter, is copied back with the parts
+    of other devices: such kernels take the parts for runs of memory.
+    """
     for device, by_slot in enumerate(local):
         if emitter.strided.isdisjoint(by_slot.values()):
             continue
@@ -127,6 +136,20 @@ def _copy_strided(
             everything = whole(tensor.shape or ())
             if is_dense(tensor, everything, everything):
                 by_slot[slot] = contiguous_copy(emitter, tensor, device, box, name, anchor)
+
+
+def _copied(
+    emitter: Emitter, partitioned: PartitionedOp, local: Sequence[Mapping[str, str]], target: str
+) -> frozenset[int]:
+    """Return the devices on which the part of a tensor that is written is a copy."""
+    (slot,) = (slot for slot, name in partitioned.names.items() if name == target)
+    own, parts = emitter.own(target), partitioned.template.boxes[slot]
+    return frozenset(
+        device
+        for device, (box, part) in enumerate(zip(own.boxes, parts, strict=True))
+        if box is not None and part is not None and not is_dense(own.tensor, box, part)
+        and local[device][slot] not in emitter.strided
+    )  # fmt: skip
 
 
 class _Output(NamedTuple):

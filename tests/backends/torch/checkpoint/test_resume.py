@@ -19,7 +19,7 @@ import pardnn
 from pardnn.backends.torch.checkpoint.python_values import decode, encode
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.checkpoint.directory import read_manifest, resolve
-from pardnn.errors import FileError, UnsupportedError
+from pardnn.errors import FileError, MismatchError, UnsupportedError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.planner.next_plan import next_plan
@@ -289,3 +289,102 @@ def test_a_checkpoint_after_an_evaluation_holds_the_optimizer_too(
     assert values(run_ranks(2, run)) == [True, True]
     names = [tensor.name for tensor in read_manifest(resolve(tmp_path)).tensors]
     assert "optimizer.state.model.0.weight.exp_avg" in names
+
+
+def adding() -> models.Entry:
+    """A step that updates at every other call."""
+    _, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y, i):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step, (model, optimizer, x, y, 0)
+
+
+def test_a_checkpoint_after_a_call_whose_graph_has_moved_state(tmp_path: Path) -> None:
+    """The graph of the first call reads no optimizer state, and wants what it reads elsewhere."""
+
+    def run(rank: int, store: str) -> list[Any]:
+        connect(rank, 2, store, 20).close()
+        step, args = adding()
+        fast = parallelize(step, *args, decide=scattered, timeout=20, device="cpu")
+        before = [bits(fast(*args[2:4], i)) for i in range(3)]
+        fast.save(tmp_path)
+        after = [bits(fast(*args[2:4], i)) for i in (3, 4)]
+        fast.load(tmp_path)
+        again = [bits(fast(*args[2:4], i)) for i in (3, 4)]
+        moved = fast.moved
+        fast.close()
+        return [before + after, again == after, moved > 0]
+
+    step, (model, optimizer, x, y, _) = adding()
+    expected = [bits(step(model, optimizer, x, y, i)) for i in range(5)]
+    assert values(run_ranks(2, run)) == [[expected, True, True]] * 2
+
+
+def test_a_run_that_adds_up_gradients_is_resumed_after_a_call_of_each_kind(tmp_path: Path) -> None:
+    """Or the step has no optimizer state yet, which the error says."""
+
+    def run(rank: int, store: str) -> list[Any]:
+        connect(rank, 2, store, 20).close()
+        step, args = adding()
+        fast = parallelize(step, *args, decide=in_place, timeout=20, device="cpu")
+        if not list(tmp_path.iterdir()):
+            losses = [bits(fast(*args[2:4], i)) for i in range(3)]
+            fast.save(tmp_path)
+            return losses
+        with pytest.raises(MismatchError, match="make a call of each kind before `load`"):
+            fast.load(tmp_path)
+        for i in range(2):
+            fast(args[2].flip(0), args[3], i)
+        fast.load(tmp_path)
+        return [bits(fast(*args[2:4], i)) for i in (3, 4, 5)]
+
+    step, (model, optimizer, x, y, _) = adding()
+    expected = [bits(step(model, optimizer, x, y, i)) for i in range(6)]
+    assert values(run_ranks(2, run)) == [expected[:3]] * 2
+    assert values(run_ranks(2, run)) == [expected[3:]] * 2
+
+
+def unfreezing() -> models.Entry:
+    """A step whose optimizer has the last layer at first; gradients of the other add up."""
+    _, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(list(model.children())[-1].parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, x, y)
+
+
+def test_a_checkpoint_after_a_call_that_drops_gradients_of_those_before(tmp_path: Path) -> None:
+    def trained(call: Any, model: Any, optimizer: Any) -> list[str]:
+        losses = [call()]
+        optimizer.add_param_group({"params": list(next(model.children()).parameters())})
+        return [bits(loss) for loss in (*losses, call(), call())]
+
+    def run(rank: int, store: str) -> list[Any]:
+        connect(rank, 2, store, 20).close()
+        step, args = unfreezing()
+        fast = parallelize(step, *args, decide=scattered, timeout=20, device="cpu")
+        losses = trained(lambda: fast(*args[2:]), *args[:2])
+        fast.save(tmp_path)
+        after = bits(fast(*args[2:]))
+        fast.load(tmp_path)
+        again = bits(fast(*args[2:]))
+        fast.close()
+        return [losses, again == after]
+
+    step, args = unfreezing()
+    expected = trained(lambda: step(*args), *args[:2])
+    assert values(run_ranks(2, run)) == [[expected, True]] * 2

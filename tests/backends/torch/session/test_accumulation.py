@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
@@ -117,3 +118,77 @@ def test_a_history_of_lists_is_filled_by_calls_that_update_and_by_others() -> No
         return followed, args, [history]
 
     assert assert_leaves_as_eager(with_history, steps=7, given=lambda i: {4: i}) == 2 + 1
+
+
+def test_gradients_of_earlier_calls_do_not_stay_beside_a_call_that_resets_them() -> None:
+    """They would be read for those of the last call."""
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(model, optimizer, x, y)
+    decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+    fast = parallelize(step, model, optimizer, x, y, decide=decide, device="cpu")
+    fast(x, y)
+    assert model[2].weight.grad is None
+    assert model[0].weight.grad is not None  # the optimizer does not hold it: it adds up
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    for _ in range(2):
+        fast(x, y)
+        assert model[0].weight.grad is None
+    fast.close()
+    assert fast.captures == 2
+
+
+def critic_and_generator() -> tuple[Any, Any]:
+    """Return two steps with their arguments; the generator's leaves gradients to the critic's."""
+    torch.manual_seed(0)
+    critic, generator = nn.Linear(5, 3).double(), nn.Linear(4, 5).double()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, generator)]
+
+    def critic_step(critic, optimizer, x):
+        optimizer.zero_grad()
+        loss = critic(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def generator_step(critic, generator, optimizer, z):
+        optimizer.zero_grad()
+        loss = critic(generator(z)).cos().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x, z = torch.randn(4, 5).double(), torch.randn(4, 4).double()
+    return (
+        (critic_step, (critic, optimizers[0], x)),
+        (generator_step, (critic, generator, optimizers[1], z)),
+    )
+
+
+def test_a_step_leaves_gradients_to_another_in_shards_that_are_not_alike() -> None:
+    (one, of_one), (other, of_other) = critic_and_generator()
+    expected = [f(*args).item() for _ in range(3) for f, args in ((one, of_one), (other, of_other))]
+
+    def body(rank: int, path: str) -> list[float]:
+        connect(rank, 2, path, 20).close()
+        steps = [
+            (parallelize(step, *args, decide=lambda graph, size, _: cut_plan(graph, size),
+                         timeout=20, device="cpu"), args[-1])
+            for step, args in critic_and_generator()
+        ]  # fmt: skip
+        found = [fast(batch).item() for _ in range(3) for fast, batch in steps]
+        for fast, _ in steps:
+            fast.close()
+        return found
+
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == pytest.approx(expected, rel=1e-10)

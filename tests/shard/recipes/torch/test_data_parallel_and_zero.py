@@ -105,6 +105,29 @@ def test_each_device_holds_what_the_recipe_promises(name: str, fused: bool) -> N
         ] * len(tensors)
 
 
+@pytest.mark.parametrize("name", ["zero-1", "zero-2"])
+@pytest.mark.parametrize("made", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_a_part_of_a_parameter_that_is_no_run_of_memory_is_updated(name: str, made: Any) -> None:
+    """Two rows for three devices are cut by columns; fused kernels take each part for a run."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 2, bias=False).double()
+    momentum = {"momentum": 0.9} if made is torch.optim.SGD else {}
+    optimizer = made(model.parameters(), lr=0.1, fused=True, **momentum)
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    args = (model, optimizer, torch.randn(6, 6, dtype=torch.float64))
+    graph = capture(step, *args)
+    plan = planned(graph, name, 3)
+    values = spmd.source_values(step, args, graph)
+    assert spmd.run_partitioned(graph, plan, values, spmd.run_whole(graph, values)) == []
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", BYTES)
 @pytest.mark.parametrize("k", [2, 4])

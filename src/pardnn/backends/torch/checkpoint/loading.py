@@ -25,6 +25,12 @@ from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
+#: What is to be done where the graphs so far read less than those of the run that saved.
+_TURNS = (
+    " Where calls take turns, some adding to gradients and one updating, make a call of each kind "
+    "before `load`, which puts back what they change."
+)
+
 
 def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
     """Check that a checkpoint holds exactly the state of a step.
@@ -51,7 +57,8 @@ def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
         raise MismatchError(
             f"{what} is of another model or optimizer: it {' and '.join(told)}"
             + (", which the step has not" if more else "")
-            + ".\nBuild model and optimizer as they were when it was saved.",
+            + ".\nBuild model and optimizer as they were when it was saved."
+            + _TURNS * (not missing and all(saved[name].kind == "state" for name in more)),
             code="E520",
             details={"missing": missing[:20], "unexpected": more[:20]},
         )

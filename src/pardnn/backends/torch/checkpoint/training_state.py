@@ -6,7 +6,7 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class TrainingState:
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
+        moved: Tensors that the last graph has moved, where it does not read all of the state.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class TrainingState:
         self._lock: Lock | None = None
         self._writing: Writing | None = None
         self._torn_by = ""
-        self._moved: list[str] = []
+        self.moved: list[str] = []
 
     def begin_step(self) -> None:
         """Take models back that `sync_model` has filled.
@@ -130,27 +131,28 @@ class TrainingState:
         self._binding.install(values, residents)
         return changed
 
-    def follow(self, program: Program, binding: Binding, live: Mapping[str, Any]) -> None:
-        """Go on with what runs now; see the class.
+    def follow(
+        self, program: Program, binding: Binding, live: Mapping[str, Any], gone: Set[str]
+    ) -> None:
+        """Go on with what runs now, see the class; what is `gone`, no call hands on.
 
-        A graph that reads less, such as one of evaluation, leaves the rest where it was: then the
-        graph before it still says where everything is, unless something has moved.
+        A graph that reads less, such as one of evaluation, leaves the rest where it was: the graph
+        before it still says where everything is, unless something has moved.
         """
-        now, known = program.state, self._program.state
-        self._moved = []
-        if now is known or now.keys() >= known.keys():
+        now, known, self.moved = program.state, self._program.state, list[str]()
+        if now is known or now.keys() >= known.keys() - gone:
             self._program, self._binding, self._live = program, binding, live
         else:
-            self._moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
+            self.moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
 
     def _check_located(self) -> None:
         """Raise E526 if no graph says where all of the state is."""
-        if self._moved:
+        if self.moved:
             raise MismatchError(
-                f"the graph of the last call has moved {shown(self._moved[0])} and does not read "
+                f"the graph of the last call has moved {shown(self.moved[0])} and does not read "
                 "all of the state.\nCall this after a training step.",
                 code="E526",
-                details={"moved": self._moved[:20]},
+                details={"moved": self.moved[:20]},
             )
 
     def check(self) -> None:
@@ -240,8 +242,7 @@ class TrainingState:
         )
 
     def _random_checksum(self) -> int | None:
-        draws = bool(random_ops(self._program.whole))
-        return checksum(torch.get_rng_state()) if draws else None
+        return checksum(torch.get_rng_state()) if random_ops(self._program.whole) else None
 
     def finish(self) -> None:
         """Wait until the save that goes on beside the steps is durable.

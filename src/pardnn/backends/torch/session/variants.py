@@ -95,6 +95,7 @@ class Variants:
         num_made: How often the step was captured.
         num_moved: How many tensors of state have moved from rank to rank.
         replaced: Tensors whose new data no graph so far can take.
+        stale: Names of tensors that the calls so far have left otherwise than eager ones would.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Variants:
         self._world, self._state, self._history, self._make = state.world, state, history, make
         self.current = first
         self._known: list[Variant] = [first]
-        self._stale: set[str] = set()
+        self.stale: set[str] = set()
         self._version = -1
         state.holds_for[first.number] = first.holds_for
         self.num_made, self.num_moved = 1, 0
@@ -143,7 +144,7 @@ class Variants:
         except (MismatchError, RankError, StuckError) as error:
             raise self._world.report_failure(error) from error.__cause__
         variant.executor.step(lambda: self._inputs(variant, batch))
-        self._stale |= variant.uncarried
+        self.stale |= variant.uncarried
         return variant
 
     def refresh(self) -> None:
@@ -200,6 +201,11 @@ class Variants:
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
 
+    def enter_widest(self) -> None:
+        """Make the variant that reads most of the state the one that runs; all ranks call it."""
+        readers = [v for v in self._known if not self.stale & v.executor.program.state.keys()]
+        self.enter(max(readers, key=lambda v: len(v.executor.program.state), default=self.current))
+
     def prepare(self, values: Sequence[Any]) -> None:
         """Capture and plan ahead for an example batch, where no variant holds for it.
 
@@ -234,6 +240,8 @@ class Variants:
             UnsupportedError: E808, if it reads what the variants before it did not carry on.
         """
         self._check_carried(variant)
+        if len(self._state.users) == (self._version >= 0):  # no other step is handed them
+            _drop_gradients(variant)
         binding, executor = variant.binding, variant.executor
         self._world.describe = lambda: {
             "text": f"moving state for {variant.holds_for}", "waits_for": None, "messages": [],
@@ -289,7 +297,7 @@ class Variants:
             )
 
     def _check_carried(self, variant: Variant) -> None:
-        read = sorted(self._stale.intersection(variant.executor.program.state))
+        read = sorted(self.stale.intersection(variant.executor.program.state))
         if not read:
             return
         name = read[0]
@@ -321,6 +329,14 @@ class Variants:
             code="E808",
             details={"tensors": read[:20]},
         )
+
+
+def _drop_gradients(variant: Variant) -> None:
+    """Reset gradients of earlier calls that a variant replaces within its step and then frees."""
+    for name in variant.uncarried:
+        parameter = variant.binding.sources.get(name.removesuffix(".grad"))
+        if name.endswith(".grad") and parameter is not None:
+            parameter.get().grad = None
 
 
 def _without_optimizer(binding: Binding, name: str) -> str | None:
