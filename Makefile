@@ -30,18 +30,14 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz properties site \
-	compiled-rest compiled-ranks
+	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz properties site
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-# Two at a time, in this order: each half of what needs torch begins when a core is free and the
-# compiled kernels are cached.
+# Two at a time, in this order: when `shapes` is done, `jit` has compiled and cached nearly all kernels
+# that `rest` and `ranks` call.
 test: $(STAMP)
-	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes compiled-rest compiled-ranks
-
-compiled-rest compiled-ranks: compiled-%: jit
-	$(MAKE) $*
+	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes rest ranks
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt

@@ -45,8 +45,8 @@ WALL_SECONDS = 600
 UNSAFE = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 PLANS = ("plan", "cut", "pieces", "mixed", "recompute")
 ALGORITHMS = (
-    "pardnn", "heft", "single", "round-robin", "m-etf", "contiguous", "linear-clustering", "m-topo",
-    "modulo", "tofu", "data-parallel", "allrow-greedy",
+    "pardnn", "heft", "single", "round-robin", "m-etf", "contiguous", "acyclic",
+    "linear-clustering", "m-topo", "modulo", "tofu", "data-parallel", "allrow-greedy",
 )  # fmt: skip
 FORMATS = ("perfetto", "chrome", "dot", "mermaid", "pp-csv")
 #: A folder of what `code` wrote.

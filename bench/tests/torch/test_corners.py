@@ -60,6 +60,7 @@ def test_a_page_is_what_its_rows_say(path: Path) -> None:
     assert path.with_suffix(".md").read_text(encoding="utf-8") == page(found)
 
 
+@pytest.mark.long
 def test_no_plan_in_pieces_is_beyond_the_bound() -> None:
     graph = backends.capture_factory(small_models.gpt2)
     bound, serial = most_in_pieces(graph, "v100", 2)

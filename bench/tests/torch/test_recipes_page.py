@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.recipes.main import measure, page
 from pardnn.planner.algorithms import CUTS
 
 
+@pytest.mark.long
 def test_a_row_has_every_cut_and_none_is_faster_than_auto() -> None:
     row = measure("ResNet", "2", "300 GB/s") | {"cpu_s": 1.0}
     assert row.keys() >= {*CUTS, "tofu", "auto-whole", "auto"}

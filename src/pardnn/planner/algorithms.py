@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 
 from pardnn.errors import UsageError, did_you_mean
+from pardnn.place.baselines.acyclic import place_acyclic
 from pardnn.place.baselines.contiguous import place_contiguous
 from pardnn.place.baselines.exact import place_exact
 from pardnn.place.baselines.heft import place_heft
@@ -39,6 +40,7 @@ ALGORITHMS: Mapping[str, Callable[..., Decision]] = {
     "heft": place_heft,
     "layer-round-robin": place_layer_round_robin,
     "contiguous": place_contiguous,
+    "acyclic": place_acyclic,
     "linear-clustering": place_linear_clustering,
     "m-topo": place_m_topo,
     "m-etf": place_m_etf,
@@ -100,6 +102,8 @@ AUTO_SMALL = (
     *AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin", "modulo",
     "owners",
 )  # fmt: skip
+#: What `auto` tries only where steps in a row count: one step gains nothing of it.
+OF_PERIOD = ("acyclic",)
 #: What `auto` tries only where pieces of the step are alike, as microbatches are.
 OF_PIECES = ("modulo", "owners")
 #: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.

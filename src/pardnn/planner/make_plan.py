@@ -23,6 +23,7 @@ from pardnn.planner.algorithms import (
     BEST,
     BEST_WHOLE,
     CUTS,
+    OF_PERIOD,
     RULES,
     SHARDED,
     SMALL_OPS,
@@ -233,12 +234,15 @@ def _may_cut(problem: Problem) -> bool:
     return problem.options.policy == "order" and may_shard(problem.graph, problem.cluster)
 
 
-def _may_be_staged(problem: Problem) -> bool:
-    """Whether `auto` tries stages of the whole batch."""
+def _pipelines(problem: Problem) -> tuple[str, ...]:
+    """Return what `auto` tries of the whole batch that keeps devices busy one after the other."""
     options, graph = problem.options, problem.graph
     is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
     is_plain = not (options.recompute or options.offload) and options.policy == "order"
-    return is_best and is_plain and len(graph.ops) <= SMALL_OPS and can_shard(graph)
+    if not (is_best and is_plain and len(graph.ops) <= SMALL_OPS):
+        return ()
+    in_a_row = OF_PERIOD if options.objective == "period" else ()
+    return (*(STAGED if can_shard(graph) else ()), *in_a_row)
 
 
 def _near_start(problem: Problem) -> tuple[str, ...]:
@@ -284,8 +288,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         names = names if algorithm in SHARDED else ("tofu",)
     elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
         names = (*names, "tofu", *CUTS, *RULES)
-    if _may_be_staged(problem) and kind is None and not constraints:
-        names = (*names, *STAGED)
+    if kind is None and not constraints:
+        names = (*names, *_pipelines(problem))
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"

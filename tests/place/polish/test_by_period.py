@@ -54,11 +54,13 @@ def test_a_chain_is_spread_where_steps_follow_each_other() -> None:
     plan, result = planned(encoder_and_head(), cluster, "period")
     assert result.period_s == pytest.approx(4.0, rel=1e-6)
     assert plan.objective == "period"
+    assert "acyclic" in {each.algorithm for each in plan.tried}
     assert plan_from_json(plan_to_json(plan)).objective == "period"
     _, alone = planned(encoder_and_head(), Cluster.uniform(1), "period")
     assert alone.period_s == pytest.approx(8.0)
 
 
+@pytest.mark.jit
 @settings(max_examples=15)
 @given(graph=graphs(max_ops=12, memory=False), k=st.integers(2, 3))
 def test_no_period_is_longer_than_that_of_the_fastest_single_step(graph: Graph, k: int) -> None:

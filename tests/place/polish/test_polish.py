@@ -27,7 +27,7 @@ from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import PlanArrays, plan_from_arrays
 from pardnn.planner import algorithms, portfolio
-from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED, STAGED
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, OF_PERIOD, SOLVER_BASED, STAGED
 from pardnn.planner.compare import compare
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
@@ -381,7 +381,8 @@ def test_the_second_best_plan_of_the_first_part_may_win(monkeypatch: pytest.Monk
 
 def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
     # The thesis alone is there to compare with: `pardnn` starts from its clusters and goes on.
-    assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVER_BASED - {"pardnn-thesis"}
+    others = SOLVER_BASED | {"pardnn-thesis", *OF_PERIOD}
+    assert set(AUTO_SMALL) == ALGORITHMS.keys() - others
 
 
 @pytest.mark.jit

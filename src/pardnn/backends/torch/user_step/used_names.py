@@ -127,6 +127,7 @@ class _Search:
         self._helpers: dict[int, Any] = {}  # decorators and descriptors
         self._made: set[type] = set()  # the user's classes that are values, and their bases
         self._held: dict[int, Any] = {}  # what classes and modules hold
+        self._followed: dict[int, set[str]] = {}  # names of classes and modules
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
@@ -162,8 +163,12 @@ class _Search:
             while self._waiting:
                 self._read(self._waiting.pop())
             for holder in [*self._classes, *self._modules.values()]:
+                followed = self._followed.setdefault(id(holder), set())
                 for name, value in list(vars(holder).items()):
+                    if name in followed:
+                        continue
                     if name in self.found.names or self._runs(holder, name):
+                        followed.add(name)
                         is_users = not (isinstance(holder, type) and _is_of_library(holder))
                         self._follow(value, is_users=is_users)
 
@@ -212,7 +217,7 @@ class _Search:
         is_users = not is_library_file(function.__code__.co_filename)
         for value in _held_by(function):
             self._follow(value, is_users=is_users)
-        mentioned = set(_mentioned(function.__code__))
+        mentioned = _mentioned(function.__code__)
         self.found.names |= mentioned
         if is_users:
             self.found.functions.append(function)
@@ -315,15 +320,16 @@ def runs_unnamed(name: str) -> bool:
     return name in _IMPLICIT or (is_special and name not in _NEVER_RUN)
 
 
-def _mentioned(code: types.CodeType) -> Iterator[str]:
+@functools.cache
+def _mentioned(code: types.CodeType) -> frozenset[str]:
+    """Return the names and texts of a function's code, and of what is defined in it."""
+    found = set[str]()
     for each in codes_of(code):
-        yield from each.co_names
-        yield from each.co_varnames
+        found.update(each.co_names, each.co_varnames)
         for constant in each.co_consts:
-            if isinstance(constant, str):
-                yield constant
-            elif isinstance(constant, tuple):
-                yield from (item for item in constant if isinstance(item, str))
+            items = constant if isinstance(constant, tuple) else (constant,)
+            found.update(item for item in items if isinstance(item, str))
+    return frozenset(found)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:
