@@ -426,3 +426,44 @@ def test_hooks_that_a_library_installs_at_its_first_call() -> None:
         return step, (model, optimizer, torch.arange(8).reshape(2, 4)), [model]
 
     assert assert_leaves_as_eager(make) == 1
+
+
+class Recurrent(nn.Module):
+    """A layer in an attribute: torch's own code sets the lists of weights in it at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.rnn(x)[0]
+
+
+class Gated(nn.Module):
+    """Leaves what the step adds to its loss in an attribute that its first call makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x).softmax(-1)
+        self.balance = scores.flatten(0, -2).mean(0).square().sum()
+        return x * scores
+
+
+def test_what_torch_sets_in_a_layer_beside_what_the_step_leaves() -> None:
+    def step(model: nn.Sequential, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss = loss + sum(each.balance for each in model if isinstance(each, Gated))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def make() -> tuple[Any, tuple[Any, ...]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(Recurrent(), Gated())
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(2, 3, 4))
+
+    assert_as_eager(make)

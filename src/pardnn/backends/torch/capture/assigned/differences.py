@@ -125,14 +125,15 @@ def _assigned(name: str, change: Changed, places: Places, written: Stores) -> As
     reference = places.index.reference(change.slot)
     if reference is None or (change.is_new and not isinstance(change.slot.key, str)):
         content = None
-    is_users = written.has(name)
+    holder, is_tensor = change.slot.holder, isinstance(change.now, torch.Tensor)
+    is_of_torch = type(holder).__module__.partition(".")[0] == "torch"
+    # Code that assigns a whole layer, `self.rnn = nn.GRU(...)`, writes none of its attributes.
+    is_users = written.has(str(change.slot.key) if is_of_torch else name)
     each = Assigned(change, content, reference, written.line(name), is_users)
     if is_users or (isinstance(change.now, _PLAIN) and isinstance(change.then, _PLAIN)):
         return each
-    holder, is_tensor = change.slot.holder, isinstance(change.now, torch.Tensor)
     if isinstance(holder, torch.nn.Module) and is_tensor and isinstance(change.then, torch.Tensor):
         return each  # as hooks of `weight_norm` set a weight at each call
-    is_of_torch = type(holder).__module__.partition(".")[0] == "torch"
     return None if content is None or (is_of_torch and each.is_fresh) else each
 
 
