@@ -190,8 +190,8 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
         known = problem.known if problem.before else None
         return place_pardnn(graph, machine, usable, known=known, below=problem.below)
     if algorithm in RECIPES:
-        # Of steps in a row each device works on another one, however long a single step takes.
-        few = problem.options.objective != "period"
+        # Who asks for a recipe means all devices; of steps in a row each works on another one.
+        few = problem.options.algorithm != algorithm and problem.options.objective != "period"
         return place_pipeline(
             problem.step, machine, usable, algorithm, few=few, below=problem.below
         )

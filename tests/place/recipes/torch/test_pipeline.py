@@ -1,6 +1,7 @@
 """Recipes on captured steps: they run in their schedules' orders, and keep their promises."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -78,22 +79,22 @@ def test_auto_is_no_slower_than_any_recipe() -> None:
     assert best.makespan_s <= min(makespans.values())
 
 
-def test_stages_of_the_whole_batch_may_leave_devices_idle() -> None:
+def test_auto_may_leave_devices_idle_in_stages_of_the_whole_batch() -> None:
     """More stages send more: over slow links two of them are faster than eight."""
     graph = captured("gpt2")
-    options = PlanOptions(algorithm="1f1b", reserve=0.0, costs="v100")
-    seconds, used = list[float](), list[int]()
-    for devices in (2, 4, 8):
+    costs = preset_costs(graph, "v100")
+
+    def found(devices: int, **options: Any) -> tuple[float, int]:
         cluster = Cluster.uniform(devices, bandwidth=1e9, latency=1e-4)
-        plan, result = make_plan(Problem(graph, cluster, preset_costs(graph, "v100"), options))
-        assert plan_problems(graph, plan) == []
-        seconds.append(result.makespan_s)
-        used.append(sum(1 for row in plan.order if row))
-    assert used == [2, 2, 2]
-    assert seconds == pytest.approx([seconds[0]] * 3)
-    in_a_row = PlanOptions(objective="period", reserve=0.0, costs="v100")
-    problem = Problem(graph, cluster, preset_costs(graph, "v100"), in_a_row)
-    assert len({*decide(problem, "1f1b").plan.place.tolist()}) > 2
+        problem = Problem(graph, cluster, costs, PlanOptions(reserve=0.0, costs="v100", **options))
+        outcome = decide(problem, "1f1b")
+        return outcome.makespan_s, len({*outcome.plan.place.tolist()})
+
+    seconds, used = found(2)
+    assert used == 2
+    assert found(4) == found(8) == pytest.approx((seconds, 2))
+    assert found(8, objective="period")[1] > 2
+    assert found(8, algorithm="1f1b")[1] > 2
 
 
 def test_more_pieces_are_asked_for_by_name() -> None:
