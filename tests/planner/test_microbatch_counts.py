@@ -207,8 +207,9 @@ def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
     assert (True, 9.0) in asked
 
 
+@pytest.mark.parametrize("few", [0, 5_000])
 def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselves(
-    monkeypatch: pytest.MonkeyPatch,
+    few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It moves their ops to other devices, which their own bound says nothing of."""
     graph, cluster = small_case(0, seed=0)
@@ -220,7 +221,9 @@ def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselve
         asked.append((cut.below, "1f1b" in names))
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(microbatched, "FEW_OPS", few)
     monkeypatch.setattr(microbatched, "problem_in_pieces", lambda *_: (None, problem))
     monkeypatch.setattr(microbatched, "completed", lambda *all_: all_[-1])
     microbatched._in_pieces(problem, 4, ["pardnn"], decide, below=below)
-    assert asked == [(microbatched.FAR * below, True)]
+    times = microbatched.FAR if few else microbatched.FAR_OF_LARGE
+    assert asked == [(times * below, True)]

@@ -333,33 +333,37 @@ def test_the_best_of_two_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "works", "few"),
+    ("known", "works", "few", "gains"),
     [
-        (math.inf, [9, 9, 18, 18], 80),
-        (math.inf, [9, 9, 18], 79),
-        (0.92, [9, 9, 18], 79),
-        (0.9, [9, 9], 80),
+        (math.inf, [9, 9, 18, 18], 80, False),
+        (math.inf, [9, 9, 18], 79, True),
+        (math.inf, [9, 9], 79, False),
+        (0.92, [9, 9, 18], 79, True),
+        (0.9, [9, 9], 80, False),
     ],
 )
-def test_a_plan_far_from_the_best_one_known_gets_half_the_work(
-    monkeypatch: pytest.MonkeyPatch, known: float, works: list[int], few: int
+def test_half_of_the_work_is_for_plans_that_are_near_and_of_large_graphs_improve(
+    monkeypatch: pytest.MonkeyPatch, known: float, works: list[int], few: int, gains: bool
 ) -> None:
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
+    plans.sort(key=lambda plan: simulate(graph, machine, plan).makespan)
+    best, other = plans
     spent: list[int] = []
 
     def polished(_graph, _machine, plan, *_, work, **__):
         spent.append(work)
-        return plan
+        return best if gains and plan is other else plan
 
     monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
     monkeypatch.setattr("pardnn.place.polish.polish.FEW_OPS", few)
-    graph = random_graph(1, 80, "fork-join", memory=False)
-    machine = machine_for(graph, cluster_of(3))
-    plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
-    seconds = [simulate(graph, machine, plan).makespan for plan in plans]
-    known_s = known * min(seconds)
-    _, origin = polish_best(graph, machine, plans, [None] * 3, work=36, known_s=known_s)
+    starts = [other, other] if gains else plans
+    known_s = known * simulate(graph, machine, best).makespan
+    better, origin = polish_best(graph, machine, starts, [None] * 3, work=36, known_s=known_s)
     assert spent == works
-    assert seconds[origin] == min(seconds)
+    assert origin == 0
+    assert simulate(graph, machine, better).makespan <= simulate(graph, machine, best).makespan
 
 
 def test_the_second_best_plan_of_the_first_part_may_win(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,7 @@ def polish_best(
     """Polish several plans, each with a quarter of the work, and then the best with half.
 
     Of small graphs the second best, too: which of two is better after the first part tells little.
+    Of large ones none, if the first part has not improved it.
 
     Args:
         graph: The graph.
@@ -207,9 +208,11 @@ def polish_best(
     found = [better(plan, 2 * min(2, len(plans)), seed) for plan in plans]
     ranked = sorted(range(len(plans)), key=lambda number: found[number].seconds)
     origin, best = ranked[0], found[ranked[0]]
-    if best.seconds > NEAR * known_s:
+    given = [_found(job, plan).seconds for plan in plans]
+    is_idle = job.arrays.num_ops > FEW_OPS and best.seconds >= given[origin]
+    if best.seconds > NEAR * known_s or is_idle:
         return best.plan, origin
-    most = min(_found(job, plan).seconds for plan in plans)
+    most = min(given)
     for number in _going_on(job, found, ranked):
         later = better(found[number].plan, 2, seed + 1)
         if later.seconds < best.seconds:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.place.polish.polish import FEW_OPS
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, SHARDED
@@ -30,6 +31,9 @@ STAGES = "modulo"
 #: a mixture of experts on 4 devices, from 1F1B's 18.0 ms to 13.4. Only what is farther off is left
 #: out.
 FAR = 1.6
+#: The same above `FEW_OPS`, where fitting and local search take seconds: of 12 layers on 16 devices
+#: no plan from farther off came below the best one known.
+FAR_OF_LARGE = 1.25
 #: What is tried if the whole batch was best.
 FEW_PIECES = 4
 
@@ -85,7 +89,7 @@ def _best(
         found.take(owned)
     rows = found.seconds
     whole = _may_be_below(problem, names, rows)
-    in_whole([name for name in whole if name not in SHARDED], FAR)
+    in_whole([name for name in whole if name not in SHARDED], _far(problem))
     with _until_no_batch():
         for number in counts():
             below = min(found.seconds, staged.seconds)
@@ -243,9 +247,14 @@ def _spread(
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
     pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
     _check_may_be_below(inner, below)
-    inner = _only_below(inner, FAR * below)
+    inner = _only_below(inner, _far(inner) * below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return completed(problem, inner, pieces, outcome)
+
+
+def _far(problem: Problem) -> float:
+    """Return times the best seconds known, from which on no plan is improved."""
+    return FAR if len(problem.graph.ops) <= FEW_OPS else FAR_OF_LARGE
 
 
 def _only_below(problem: Problem, seconds: float) -> Problem:
