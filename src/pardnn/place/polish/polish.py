@@ -205,7 +205,7 @@ def polish_best(
             graph, machine, plan, capacities, seed=seed, work=whole // part, by_period=by_period
         ))  # fmt: skip
 
-    found = [better(plan, 2 * min(2, len(plans)), seed) for plan in plans]
+    found = [better(plan, 4, seed) for plan in plans]
     ranked = sorted(range(len(plans)), key=lambda number: found[number].seconds)
     origin, best = ranked[0], found[ranked[0]]
     given = [_found(job, plan).seconds for plan in plans]
