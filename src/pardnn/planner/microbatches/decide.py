@@ -31,8 +31,8 @@ STAGES = "modulo"
 #: a mixture of experts on 4 devices, from 1F1B's 18.0 ms to 13.4. Only what is farther off is left
 #: out.
 FAR = 1.6
-#: The same above `FEW_OPS`, where fitting and local search take seconds: of five models of 12 layers
-#: on 16 devices no plan from farther off came below the best one known.
+#: The same above `FEW_OPS`, where fitting and local search take seconds: of five models of 12
+#: layers on 16 devices no plan from farther off came below the best one known.
 FAR_OF_LARGE = 1.25
 #: What is tried if the whole batch was best.
 FEW_PIECES = 4
