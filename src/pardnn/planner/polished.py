@@ -47,4 +47,5 @@ def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Ou
     ranked = [unlike[each] for each in sorted(unlike)]
     best_stages = next((each for each in ranked if is_small and each.algorithm in STAGED), None)
     others = [outcome for outcome in ranked if outcome is not best_stages][:2]
-    return sorted([*others, *([best_stages] if best_stages else [])], key=seconds)
+    chosen = {id(outcome) for outcome in (*others, best_stages)}
+    return [outcome for outcome in ranked if id(outcome) in chosen]

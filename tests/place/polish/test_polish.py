@@ -336,6 +336,7 @@ def test_the_best_of_two_starts() -> None:
     ("known", "works", "few", "gains"),
     [
         (math.inf, [9, 9, 18, 18], 80, False),
+        (math.inf, [9, 9, 18], 80, True),  # both became the same plan
         (math.inf, [9, 9, 18], 79, True),
         (math.inf, [9, 9], 79, False),
         (0.92, [9, 9, 18], 79, True),

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.numbers.containers import filled_containers
 from pardnn.backends.torch.capture.numbers.selection import Selection
 from pardnn.backends.torch.capture.traces import Traces
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.user_step.object_graph import walk_value
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
@@ -474,3 +476,21 @@ def test_containers_of_the_batch_cost_no_more_traces(
     optimizer = torch.optim.Adam(model.parameters())
     capture(step, model, optimizer, hold(torch.randn(4, 3)), [torch.randn(4, 2)])
     assert firsts.count(True) == 1
+
+
+def test_a_placeholder_is_no_new_item_where_its_own_tensor_was() -> None:
+    own, other, fake = torch.ones(1), torch.zeros(1), torch.empty(1)
+    for stood_for, is_filled in ((own, False), (other, True)):
+        held = {"x": own}
+        objects = walk_value(held, "held")
+        held["x"] = fake
+        assert bool(filled_containers(objects, (), (), {id(fake): stood_for})) == is_filled
+
+
+def test_what_another_path_fills_is_idle_only_in_its_order() -> None:
+    for keys, is_idle in (("ab", True), ("ba", False)):
+        held = {"a": 1.0, "b": 2.0}
+        objects, items = walk_value(held, "held"), dict(held)
+        held.clear()
+        held.update({key: items[key] for key in keys})
+        assert ("held" in filled_containers(objects, (), ("held",), {})) == is_idle
