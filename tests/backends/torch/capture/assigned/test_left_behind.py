@@ -384,6 +384,14 @@ def test_what_no_rank_could_make_is_refused_with_its_line() -> None:
     assert "distribution" in error.message
 
 
+def test_what_is_left_under_a_computed_key_is_the_users_too() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        key = "last".upper()
+        t.made[key] = torch.distributions.Normal(out, 1.0)
+
+    assert "made" in refused(leave, made={"LAST": None}).message
+
+
 def test_two_ranks() -> None:
     def make() -> Any:
         def leave(t: Any, loss: Any, out: Any) -> None:
