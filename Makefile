@@ -28,6 +28,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3
+# Images for containers set it. Each process of a test would compile the package again: 0.4 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
 	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz properties site
