@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_no_path_and_no_variable_of_the_users_is_written(
 ) -> None:
     """Case 50: also where the step's file is outside of the working directory."""
     monkeypatch.setenv("TOKEN", "a-secret-of-mine")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would write where the step is
     for folder in ("source", "elsewhere"):
         (tmp_path / folder).mkdir()
     (tmp_path / "source" / "train.py").write_text(STEP)
