@@ -16,6 +16,9 @@ from pardnn.graph.ir import LOSS_KIND, Op
 
 _TORCH_NAMES = ("dtype", "layout", "memory_format", "device")
 _FLOATS = ("inf", "-inf", "nan")
+#: Types of what encodes itself. Most arguments are lists of integers: a call for each of them takes
+#: a tenth of the time of planning a cut on 16 devices.
+_PLAIN = frozenset({int, bool, float, str, type(None)})
 _EFFECTS = (
     "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "no_nan",
     "schedule", "order",
@@ -51,7 +54,7 @@ def _args(op: Op, value: Any) -> str | None:
     if op.kind.startswith("pardnn."):  # their checker knows the structure
         return _reference_fault(found, inputs)
     for item in found:
-        fault = _literal_fault(item, inputs)
+        fault = None if type(item) in _PLAIN else _literal_fault(item, inputs)
         if fault is not None:
             return fault
     return None
@@ -81,7 +84,7 @@ def _literal_fault(value: Any, inputs: Collection[str]) -> str | None:
         return None if is_known else f"holds {_text(found)}, which has no meaning"
     if isinstance(value, list | tuple):
         for item in cast("Sequence[Any]", value):
-            fault = _literal_fault(item, inputs)
+            fault = None if type(item) in _PLAIN else _literal_fault(item, inputs)
             if fault is not None:
                 return fault
     return None
@@ -109,7 +112,7 @@ def _reference_fault(value: Any, inputs: Collection[str]) -> str | None:
         value = list(found.values())
     if isinstance(value, list | tuple):
         for item in cast("Sequence[Any]", value):
-            fault = _reference_fault(item, inputs)
+            fault = None if type(item) in _PLAIN else _reference_fault(item, inputs)
             if fault is not None:
                 return fault
     return None

@@ -119,7 +119,7 @@ class Problem:
         usable = capacities(self.cluster, self.options.reserve)
         return usable if self.state is None else usable_beside(self.graph, self.state, usable)
 
-    @property
+    @functools.cached_property
     def step(self) -> CutStep:
         """The graph beside the whole step; beside itself if its batch is whole."""
         graph = self.graph

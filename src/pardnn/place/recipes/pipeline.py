@@ -45,6 +45,11 @@ from pardnn.sim.machine import Machine
 #: much what they send does against the seconds of the slowest link.
 BALANCES = ((0.0, 1.0), (0.7, 1.0), (0.0, 16.0), (0.7, 16.0))
 
+#: Number of stages, seconds per byte that they send, and weight of memory.
+Balance = tuple[int, float, float]
+KnownStages = dict[tuple[Balance, frozenset[str]], Stages]
+KnownUnits = dict[Balance, Units]
+
 #: What a pass runs.
 PHASES = {"F": (FORWARD,), "I": (BACKWARD,), "W": (WEIGHT,), "B": (BACKWARD, WEIGHT)}
 
@@ -59,8 +64,10 @@ class CutStep:
         cut: The graph in pieces; the same where there is one piece.
         batched: Tensors of the whole graph that are in pieces.
         pieces: How many.
-        units: What ops belong to, by stages, seconds per byte sent, and weight of memory: schedules
-            of as many stages ask for the same.
+        stages: Of the whole step, by how they are balanced and what of it is in pieces: the same of
+            any number of pieces.
+        units: What ops belong to, by how stages are balanced: schedules of as many stages ask for
+            the same.
     """
 
     whole: Graph
@@ -68,9 +75,8 @@ class CutStep:
     cut: Graph
     batched: frozenset[str]
     pieces: int
-    units: dict[tuple[int, float, float], Units] = field(
-        default_factory=dict[tuple[int, float, float], Units], init=False, repr=False
-    )
+    stages: KnownStages = field(default_factory=KnownStages, repr=False)
+    units: KnownUnits = field(default_factory=KnownUnits, init=False, repr=False)
 
     @functools.cached_property
     def phases(self) -> Phases:
@@ -151,9 +157,10 @@ def staged(step: CutStep, machine: Machine, name: str, devices: int) -> Iterator
     for memory, traffic in BALANCES:
         key = count, traffic * byte_seconds, memory
         if key not in step.units:
-            stages = stages_of(
+            stages = step.stages.get((key, step.batched)) or stages_of(
                 step.whole, step.phases, seconds, count, byte_seconds=key[1], memory=memory
             )
+            step.stages[key, step.batched] = stages
             step.units[key] = units_of(step.whole, step.cut, stages)
         yield step.units[key]
 

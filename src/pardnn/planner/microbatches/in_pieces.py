@@ -55,7 +55,7 @@ def _cut(problem: Problem, pieces: Pieces) -> Problem:
         known = partitioned_costs(graph, cut, cluster, costs)
     step = CutStep(
         graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch),
-        len(pieces.points) - 1,
+        len(pieces.points) - 1, problem.step.stages,
     )  # fmt: skip
     return constrained(dataclasses.replace(problem, graph=cut, costs=known, cut=step))
 
