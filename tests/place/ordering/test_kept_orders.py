@@ -122,7 +122,7 @@ def test_orders_of_pieces_are_those_that_are_kept(
     step = placed(a, machine, place, alike, reference, [limit] * devices)
     lines = [f"{graph.name}, {limit}", f"pieces {words(alike.piece)}, like {words(alike.model)}"]
     lines += [f"reference {words(reference)}", f"at least {step.bound:g} s"]
-    found = by_modulo(step, FEW)
+    found = by_modulo(step, FEW, len(FEW))
     lines += [f"{one.makespan:g} {one.mean_start:.6g}: {words(one.order)}" for one in found]
     for seed in (0, 1):
         one = improved(step, found[-1], 12, seed)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.ordering.edges import Edges, edges_of, placed_bound
+from pardnn.place.ordering.edges import Edges, edges_of, placed_bound, tails
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan
 from pardnn.place.ordering.memory_safe import TRIALS, safe_schedule
@@ -33,7 +33,9 @@ def safe_order(
     reserve = reserve_of(a, storages, place, reference, limit)
     start, order = np.empty(a.num_ops), np.empty(a.num_ops, dtype=np.int64)
     edges = edges_of(a, machine, place)
-    makespan = safe_schedule(edges, storages, reserve, a.workspace, key, slack, start, order)
+    makespan = safe_schedule(
+        edges, storages, reserve, a.workspace, key, slack, np.zeros(a.num_ops), np.inf, start, order
+    )
     assert sorted(order) == list(range(a.num_ops))
     assert makespan >= placed_bound(edges, a.topological) * (1 - 1e-9)
     assert makespan >= lower_bound_seconds(a, machine) * (1 - 1e-9)
@@ -90,7 +92,7 @@ def naive_list_schedule(edges: Edges, key: np.ndarray) -> float:
 
 def test_the_schedule_is_that_of_a_banker_who_sums_up_anew() -> None:
     """Starts and order, with limits that make ops wait: without limits the order is another."""
-    waited = 0
+    waited = given_up = 0
     for seed in range(36):
         graph = random_graph(seed, 14, FAMILIES[seed % 6])
         a, k, slack = graph.arrays, 2 + seed % 2, SLACKS[seed % 3]
@@ -103,17 +105,27 @@ def test_the_schedule_is_that_of_a_banker_who_sums_up_anew() -> None:
             capacity = np.full(k, extra)  # raised to what the reference order needs
             reserve = reserve_of(a, storages, place, reference, capacity)
             start, order = np.empty(n), np.empty(n, dtype=np.int64)
+            tail = tails(edges, a.topological, 0)
             makespan = safe_schedule(
-                edges, storages, reserve, a.workspace, key, slack, start, order
+                edges, storages, reserve, a.workspace, key, slack, tail, np.inf, start, order
             )
             banker = Banker(edges, storages, reserve, a.workspace.tolist(), key.tolist())
             banker.run(slack)
             assert order.tolist() == banker.order
             assert start.tolist() == [banker.start[op] for op in range(n)]
             assert makespan == (start + edges.seconds).max()
+            for most in (makespan, makespan * (1 - 1e-6)):  # given up, or the same
+                begun = np.full(n, -1)
+                found = safe_schedule(
+                    edges, storages, reserve, a.workspace, key, slack, tail, most * (1 + 1e-9),
+                    np.empty(n), begun,
+                )  # fmt: skip
+                assert found == (makespan if most == makespan else np.inf)
+                given_up += bool((begun < 0).any())
             orders.append(banker.order)
         waited += orders[0] != orders[1]
     assert waited > 10
+    assert given_up > 10
 
 
 def by_hand(*rows: tuple[str, int, str]) -> Graph:
@@ -165,7 +177,9 @@ def test_where_nothing_may_ever_start_there_is_no_schedule(slack: float) -> None
     reserve = reserve._replace(limit=np.array([5]))
     edges, start, order = edges_of(a, machine, place), np.empty(2), np.empty(2, np.int64)
     key = np.arange(2.0)
-    found = safe_schedule(edges, storages, reserve, a.workspace, key, slack, start, order)
+    found = safe_schedule(
+        edges, storages, reserve, a.workspace, key, slack, np.zeros(2), np.inf, start, order
+    )
     assert found == np.inf
 
 

@@ -10,8 +10,8 @@ from pardnn.place.ordering.order_search import FEW, PROBES, Placed, promising
 
 
 def test_the_shortest_are_kept_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def schedules(step: Placed, choices: Any) -> list[Any]:
-        assert choices == PROBES
+    def schedules(step: Placed, choices: Any, count: int) -> list[Any]:
+        assert (choices, count) == (PROBES, 1)
         return [order_search.Scheduled(step.bound, 0.0, np.empty(0), np.empty(0, dtype=np.int64))]
 
     def kept(*seconds: float) -> list[float]:
@@ -46,13 +46,13 @@ def test_what_is_left_of_a_budget_goes_to_the_best_placement(
     """First a few schedules of each placement; then all of the best, and changes of three."""
     asked, plan = list[Any](), object()
     steps = [
-        Placed(*[None] * 2, np.zeros(10), *[None] * 4, bound) for bound in (1.0, 1.5)
+        Placed(*[None] * 2, np.zeros(10), *[None] * 5, bound) for bound in (1.0, 1.5)
     ]  # fmt: skip
 
-    def schedules(step: Placed, choices: Any) -> list[Any]:
+    def schedules(step: Placed, choices: Any, count: int) -> list[Any]:
         asked.append((step.bound, list(choices)))
         return [order_search.Scheduled(step.bound, float(i), np.empty(0), np.empty(0, np.int64))
-                for i in range(9)]  # fmt: skip
+                for i in range(count)]  # fmt: skip
 
     def changed(step: Placed, one: Any, each: int, seed: int) -> Any:
         asked.append((step.bound, each, seed))
@@ -93,8 +93,8 @@ def test_probes_are_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """25 placements: 3 probes each leave 365 of 440, first schedules of the best two 329."""
     asked, plan = list[tuple[int, int]](), object()
     one = order_search.Scheduled(2.0, 0.0, np.empty(0), np.empty(0, np.int64))
-    steps = [Placed(*[None] * 2, np.zeros(10), *[None] * 4, 1.0) for _ in range(25)]
-    monkeypatch.setattr(order_search, "by_modulo", lambda *_: [one] * 9)
+    steps = [Placed(*[None] * 2, np.zeros(10), *[None] * 5, 1.0) for _ in range(25)]
+    monkeypatch.setattr(order_search, "by_modulo", lambda *_: [one] * 4)
     monkeypatch.setattr(order_search, "plans_of", lambda *_: [(2.0, plan)])
     monkeypatch.setattr(order_search, "WORK", 10 * 440)
 

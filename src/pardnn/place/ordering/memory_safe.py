@@ -102,10 +102,14 @@ def safe_schedule(
     workspace: Int64[ndarray, " n"],
     key: Float64[ndarray, " n"],
     slack: float,
+    tail: Float64[ndarray, " n"],
+    limit: float,
     start: Float64[ndarray, " n"],
     order: Int64[ndarray, " n"],
 ) -> float:
     """Fill when each op starts, and all ops in that order; return the makespan in seconds.
+
+    It is infinite where no op can start any more, or where the makespan would be above the limit.
 
     Args:
         e: The edges.
@@ -115,6 +119,8 @@ def safe_schedule(
         key: Of ready ops of a device, the one with the smallest starts.
         slack: By how much the key of an op may exceed that of the first on its device that has not
             started: 0 keeps to the keys, infinity lets no device wait that could start something.
+        tail: Seconds from each op's start to the end of the step at least.
+        limit: Seconds.
         start: Filled in seconds.
         order: Filled.
     """
@@ -146,6 +152,8 @@ def safe_schedule(
                 q.idle[d], moved, stalled = False, True, False
                 start[op], order[count] = now, op
                 count += 1
+                if now + tail[op] > limit:
+                    return np.inf
                 end = now + e.seconds[op]
                 makespan = max(makespan, end)
                 q.size[k] = heap_push(q.event_time, q.event, q.size[k], end, op)

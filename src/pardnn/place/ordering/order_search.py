@@ -58,6 +58,7 @@ class Placed(NamedTuple):
     storages: Storages
     reserve: Reserve
     model: Model
+    tail: Float64[ndarray, " n"]  # seconds from each op's start on, by data and messages
     bound: float  # seconds
 
 
@@ -96,28 +97,43 @@ def placed(
     storages = storages_of(arrays, place, machine.num_devices)
     reserve = reserve_of(arrays, storages, place, reference, limits(capacities))
     model = model_of(pieces, edges, reference)
-    bound = placed_bound(edges, np.argsort(reference))
-    return Placed(arrays, pieces, reference, edges, storages, reserve, model, bound)
+    order = np.argsort(reference)
+    bound, tail = placed_bound(edges, order), tails(edges, order, 0)
+    return Placed(arrays, pieces, reference, edges, storages, reserve, model, tail, bound)
 
 
-def scheduled(step: Placed, key: Float64[ndarray, " n"], slack: float) -> Scheduled:
-    """Return the schedule of some keys; see `safe_schedule`."""
-    n = len(key)
-    start, order = np.empty(n), np.empty(n, dtype=np.int64)
+def scheduled(
+    step: Placed, key: Float64[ndarray, " n"], slack: float, most: float = np.inf
+) -> Scheduled:
+    """Return the schedule of some keys; see `safe_schedule`.
+
+    Args:
+        step: The placed step.
+        key: Of each op.
+        slack: By how much keys may be passed over.
+        most: Seconds; a schedule that takes longer may be given up, and counts as infinite.
+    """
+    start, order = np.zeros(len(key)), np.zeros(len(key), dtype=np.int64)
+    # Times are sums in another order than tails.
     makespan = safe_schedule(
-        step.edges, step.storages, step.reserve, step.arrays.workspace, key, slack, start, order
-    )
+        step.edges, step.storages, step.reserve, step.arrays.workspace, key, slack,
+        step.tail, most * (1 + 1e-9), start, order,
+    )  # fmt: skip
     return Scheduled(makespan, float(start.mean()), start, order)
 
 
-def by_modulo(step: Placed, choices: Sequence[tuple[float, float, float]]) -> list[Scheduled]:
-    """Return schedules of different makespans or starts, the best first.
+def by_modulo(
+    step: Placed, choices: Sequence[tuple[float, float, float]], count: int
+) -> list[Scheduled]:
+    """Return the best schedules of different makespans or starts, the best first.
 
     Args:
         step: The placed step.
         choices: Period, delay and slack, as in `PERIODS`, `DELAYS` and `SLACKS`.
+        count: How many are returned at most.
     """
     found: dict[tuple[float, float], Scheduled] = {}
+    most = np.inf  # seconds of the last of the best so far
     for period, of_period in itertools.groupby(choices, lambda choice: choice[0]):
         seconds = period * step.model.period
         times = modulo_times(step.edges, step.model, seconds)
@@ -127,9 +143,10 @@ def by_modulo(step: Placed, choices: Sequence[tuple[float, float, float]]) -> li
             )
             for _, _, slack in of_delay:
                 check_time()
-                one = scheduled(step, key, slack * step.model.period)
+                one = scheduled(step, key, slack * step.model.period, most)
                 found.setdefault((one.makespan, one.mean_start), one)
-    return [found[score] for score in sorted(found)]
+                most = sorted(found)[count - 1][0] if len(found) >= count else np.inf
+    return [found[score] for score in sorted(found)[:count]]
 
 
 def improved(step: Placed, best: Scheduled, schedules: int, seed: int) -> Scheduled:
@@ -161,9 +178,9 @@ def improved(step: Placed, best: Scheduled, schedules: int, seed: int) -> Schedu
         if rng.random() < 0.5:
             shifted = filler if rng.random() < 0.5 else ~filler
             key += np.where(shifted, rng.choice([-2, -1, 1, 2, 4]) * unit, 0.0)
-        one = scheduled(step, key, float(rng.choice(NOISY_SLACKS)) * unit)
-        tolerance = TOLERANCE * (1 - turn / schedules)
-        if one.makespan <= max(now.makespan, best.makespan * (1 + tolerance)):
+        most = max(now.makespan, best.makespan * (1 + TOLERANCE * (1 - turn / schedules)))
+        one = scheduled(step, key, float(rng.choice(NOISY_SLACKS)) * unit, most)
+        if one.makespan <= most:
             now = one
         if one.is_better(best):
             best = one
@@ -202,7 +219,7 @@ def plans_of(
 
 def promising(steps: Sequence[Placed]) -> list[Placed]:
     """Return the placements with the shortest schedules of a few."""
-    probed = [by_modulo(step, PROBES)[0].makespan for step in steps]
+    probed = [by_modulo(step, PROBES, 1)[0].makespan for step in steps]
     return [steps[i] for i in np.argsort(probed, kind="stable")[:MOST_PLACEMENTS].tolist()]
 
 
@@ -231,7 +248,7 @@ def best_ordered(
         (seconds, plan, step)
         for step in steps
         for seconds, plan in plans_of(
-            step, machine, by_modulo(step, FEW)[:JUDGED], capacities, overwrites
+            step, machine, by_modulo(step, FEW, JUDGED), capacities, overwrites
         )
     ]
     if not judged:
@@ -242,7 +259,7 @@ def best_ordered(
     left -= len(FEW) * len(steps)
     choices = list(itertools.product(PERIODS, DELAYS, SLACKS))
     if left > len(choices):
-        found = by_modulo(step, choices)[:JUDGED]
+        found = by_modulo(step, choices, JUDGED)
         left -= len(choices)
         starts, each = found[:STARTS], left // STARTS
         better = [improved(step, one, each, seed + i) for i, one in enumerate(starts)]

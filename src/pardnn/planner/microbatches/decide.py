@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +64,11 @@ def _best(
     """Return the best plan of 1, 2, 4 pieces and so on.
 
     Rows are tried first, as many pieces as devices or a few times as many, then placements of the
-    whole batch, and stages of each number: all quick, and what they take bounds the cuts of the
-    whole batch, each of which takes seconds to partition. The other algorithms then cut the batch
-    in as many pieces as was best (`_others`). Where there are no stages, they are tried of each
-    number.
+    whole batch, and stages of each number from a quarter of the devices on (fewer pieces keep a
+    pipeline of as many stages busy for less than a fifth of the time): all quick, and what they
+    take bounds the cuts of the whole batch, each of which takes seconds to partition. The other
+    algorithms then cut the batch in as many pieces as was best (`_others`). Where there are no
+    stages, they are tried of each number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
@@ -78,6 +78,10 @@ def _best(
 
     def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Outcome:
         return _in_pieces(problem, number, algorithms, decide, below=below)
+
+    def tried(number: int) -> bool:
+        below = min(found.seconds, staged.seconds)
+        return staged.try_(lambda: in_pieces(number, quick, below))
 
     def in_whole(algorithms: Sequence[str], times: float = 1.0) -> None:
         if algorithms:
@@ -90,19 +94,38 @@ def _best(
     rows = found.seconds
     whole = _may_be_below(problem, names, rows)
     in_whole([name for name in whole if name not in SHARDED], _far(problem))
-    with _until_no_batch():
-        for number in counts():
-            below = min(found.seconds, staged.seconds)
-            is_better = staged.try_(functools.partial(in_pieces, number, quick, below))
-            count = number if is_better and staged.seconds < rows else count
-            if staged.is_done(number):
-                break
+    first = 2 if quick == others else 1 << problem.cluster.num_devices.bit_length() >> 3
+    number = _best_number(staged, tried, max(2, first))
+    count = number if staged.seconds < rows else count
     found.take(staged)
     in_whole([name for name in whole if name in SHARDED])
     if others and quick != others:
         with _until_no_batch():
             _others(found, count, lambda number, below: in_pieces(number, others, below))
     return found.best()
+
+
+def _best_number(staged: Best, tried: Callable[[int], bool], first: int) -> int:
+    """Try numbers of pieces, from a first one on; return the best one, 1 if there is none.
+
+    Fewer are tried where the first one was best, or nothing fits.
+
+    Args:
+        staged: What was found.
+        tried: Tries one number; whether it is better than those before.
+        first: A power of 2.
+    """
+    best = 1
+    with _until_no_batch():
+        for number in counts():
+            if number >= first:
+                best = number if tried(number) else best
+                if staged.is_done(number):
+                    break
+    with _until_no_batch():
+        while (first := first // 2) > 1 and (best == 2 * first or staged.found is None):
+            best = first if tried(first) else best
+    return best
 
 
 def _others(found: Best, count: int, in_pieces: Callable[[int, float], Outcome]) -> None:
