@@ -20,9 +20,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "h": (5, 2), "g": (3, 2), "m": (2,), "l": (), "z": (5, 2), "k": (5, 2), "b": (5, 2),
     "q": (2, 5), "r": (10, 2), "n": (5, 2),
 }  # fmt: skip
-#: Dim that runs over the samples, and elements per sample.
-BATCH = {"x": (0, 1), "h": (0, 1), "k": (0, 1), "b": (0, 1), "t": (1, 1), "q": (1, 1),
-         "u": (0, 2), "r": (0, 2)}  # fmt: skip
+#: Dim that runs over the samples, elements per sample in a row, and rows of the batch.
+BATCH = {"x": (0, 1, 1), "h": (0, 1, 1), "k": (0, 1, 1), "b": (0, 1, 1), "t": (1, 1, 1),
+         "q": (1, 1, 1), "u": (0, 2, 1), "r": (0, 2, 1)}  # fmt: skip
 READS = {
     "h": ("x", "w"), "g": ("x", "h"), "m": ("h",), "l": ("h", "y"), "z": ("h",), "k": ("d", "h"),
     "b": ("h",), "q": ("t",), "r": ("u",), "n": ("h", "g", "m", "l", "z", "k", "b", "q", "r"),
@@ -53,7 +53,7 @@ def _graph() -> Graph:
 
 def _box(name: str, piece: int) -> list[list[int]]:
     """The samples of a piece."""
-    dim, scale = BATCH[name]
+    dim, scale, _ = BATCH[name]
     box = [[0, length] for length in SHAPES[name]]
     box[dim] = [POINTS[piece] * scale, POINTS[piece + 1] * scale]
     return box
@@ -367,11 +367,13 @@ def test_two_pieces_are_enough(points: tuple[int, ...], are_two: bool) -> None:
         ({"points": (1, 2, 3, 5)}, "are not the begins"),
         ({"points": (0, 3, 3, 5)}, "are not the begins"),
         ({"points": (0, 2, 3, 6)}, "has no batch at dim"),
-        ({"batch": BATCH | {"x": (2, 1)}}, r"'x' of shape \[5, 3\] has no batch at dim 2"),
-        ({"batch": BATCH | {"x": (-2, 1)}}, "has no batch at dim -2"),
-        ({"batch": BATCH | {"x": (1, 1)}}, "has no batch at dim 1"),
-        ({"batch": BATCH | {"x": (0, 0)}}, "has no batch at dim 0"),
-        ({"batch": BATCH | {"none": (0, 1)}}, "'none' of shape"),
+        ({"batch": BATCH | {"x": (2, 1, 1)}}, r"'x' of shape \[5, 3\] has no batch at dim 2"),
+        ({"batch": BATCH | {"x": (-2, 1, 1)}}, "has no batch at dim -2"),
+        ({"batch": BATCH | {"x": (1, 1, 1)}}, "has no batch at dim 1"),
+        ({"batch": BATCH | {"x": (0, 0, 1)}}, "has no batch at dim 0"),
+        ({"batch": BATCH | {"x": (0, 1, 0)}}, "has no batch at dim 0"),
+        ({"batch": BATCH | {"x": (0, 1, 2)}}, "has no batch at dim 0"),
+        ({"batch": BATCH | {"none": (0, 1, 1)}}, "'none' of shape"),
     ],
 )
 def test_points_and_batches_are_those_of_the_graph(fields: dict[str, Any], message: str) -> None:

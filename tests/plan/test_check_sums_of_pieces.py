@@ -49,7 +49,7 @@ def cut(graph: Graph) -> Pieces:
              args=[*refs("x"), [[a, b], [0, 3]]])
         for i, (a, b) in enumerate(itertools.pairwise(POINTS))
     ]  # fmt: skip
-    return Pieces(points=POINTS, batch={"x": (0, 1)}, ops=(
+    return Pieces(points=POINTS, batch={"x": (0, 1, 1)}, ops=(
         whole["x"], whole["w"], *slices,
         *(call(f"g@{i}", "aten.g.default", f"x@{i}", args=[*refs(f"x@{i}"), [size, 3]])
           for i, size in enumerate((1, 2, 3))),

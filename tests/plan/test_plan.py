@@ -115,7 +115,7 @@ def test_every_field_of_a_plan_comes_back_from_its_file(example: tuple[Graph, Pl
         ),
         "predicted": Predicted(makespan_s=2.5, peak_bytes=(3, 4), transfer_bytes=5, costs="v100"),
         "partition": cut,
-        "pieces": Pieces(points=(0, 2, 4), batch={"x": (0, 6)}, ops=graph.ops),
+        "pieces": Pieces(points=(0, 2, 4), batch={"x": (0, 6, 1)}, ops=graph.ops),
         "offload": ("a",),
         "recompute": (SecondCall(op="a", readers=("b",), number=3),),
         "constraints": (Constraint(kind="pin", what=("a",), devices=(1,)),),

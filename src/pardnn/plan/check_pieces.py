@@ -45,9 +45,10 @@ def pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
         yield f"pieces: {list(points)} are not the begins of two or more pieces, and an end"
         return
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    for name, (dim, scale) in pieces.batch.items():
+    for name, (dim, scale, outer) in pieces.batch.items():
         shape = tensors[name].shape or () if name in tensors else ()
-        if not 0 <= dim < len(shape) or scale < 1 or shape[dim] != points[-1] * scale:
+        is_there = 0 <= dim < len(shape) and min(scale, outer) >= 1
+        if not is_there or shape[dim] != points[-1] * scale * outer:
             yield f"pieces: {name!r:.60} of shape {list(shape)} has no batch at dim {dim}"
             return
     checker = _Checker(graph, pieces, tensors)
@@ -87,10 +88,10 @@ class _Checker:
                 yield f"pieces: op {name!r:.60} is there in {parts} pieces of {self.number}"
 
     def box(self, name: str, piece: int) -> Box:
-        """Return the samples of a piece of a tensor."""
-        (dim, scale), points = self.pieces.batch[name], self.pieces.points
+        """Return the samples of a piece of a tensor; in runs, as if they stood together."""
+        (dim, scale, outer), points = self.pieces.batch[name], self.pieces.points
         full = tuple((0, size) for size in self.tensors[name].shape or ())
-        ends = (points[piece] * scale, points[piece + 1] * scale)
+        ends = (points[piece] * scale * outer, points[piece + 1] * scale * outer)
         return (*full[:dim], ends, *full[dim + 1 :])
 
     def problem(self, op: Op) -> str | None:
@@ -193,6 +194,8 @@ class _Checker:
         what, _, number = last.partition("@")
         piece = int(number) if number else 0
         read = [self.meaning[name] for name in op.inputs]
+        if what in ("slice", "join") and self.pieces.batch[of][2] > 1:
+            return None  # pieces in runs are no boxes
         if what == "slice" and op.kind == SLICE and read == [_Meaning("whole", of)]:
             name = output.name == piece_of(of, piece)
             is_box = args[1] == [list(ends) for ends in self.box(of, piece)]

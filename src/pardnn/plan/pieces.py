@@ -47,14 +47,15 @@ class Pieces:
     Attributes:
         points: First sample of each piece, and the number of samples.
         batch: Of each tensor of the graph that is in pieces: the dim that runs over the samples,
-            and its elements per sample.
+            its elements per sample in a row, and how often the batch is there in a row: 16 tokens
+            of 8 texts have it 16 times in a dim of 128. Such pieces are neither sliced nor joined.
         ops: Of the cut graph; the plan's placement, order and messages are of these.
     """
 
     __pydantic_config__ = STRICT
 
     points: tuple[int, ...]
-    batch: Mapping[str, tuple[int, int]]
+    batch: Mapping[str, tuple[int, int, int]]
     ops: tuple[Op, ...]
 
     def __hash__(self) -> int:

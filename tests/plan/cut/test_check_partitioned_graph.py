@@ -402,7 +402,7 @@ def test_pieces_come_before_what_is_cut_of_them() -> None:
     graph, plan = sharded()
     assert plan.partition is not None
     ops = tuple(op for op in graph.ops if op.name != "b")
-    wrong = Pieces(points=(0, 4), batch={"x": (0, 1)}, ops=ops)
+    wrong = Pieces(points=(0, 4), batch={"x": (0, 1, 1)}, ops=ops)
     plan = laid_out(dataclasses.replace(plan, pieces=wrong), "h", "Halved()")
     assert plan_problems(graph, plan) == [
         "pieces: [0, 4] are not the begins of two or more pieces, and an end"

@@ -6,14 +6,14 @@ in pieces is cut along the loop that reads it so (`call_cut`), and its results a
 partial and added up. An op with no such loop (batch norm in training) runs once on the joined
 pieces, and its results of the same shape may be sliced again. Nothing here can be wrong, only
 slow: each piece reads the boxes that its description names.
-Ops on a storage that is written in place are all cut, or all whole.
+Ops on a storage that is written in place are all cut, or all whole; and whole are those whose
+result would have to be joined where the batch stands behind another dim (`runs`).
 Complexity: O(ops), a distinct call analysed once; again for each time that a storage is found to
 be cut by some of its ops alone.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +22,8 @@ from pardnn.graph.ir import Graph, Op, Tensor, addressed, alias_of, writes
 from pardnn.plan.mesh import cut_points
 from pardnn.plan.state_layout import STATE_KINDS
 from pardnn.shard.microbatch.call_cut import BatchDim, CallCut, Mark, cut_call
+from pardnn.shard.microbatch.early_results import filled, is_counting
+from pardnn.shard.microbatch.runs import cut_in_runs
 from pardnn.shard.search.coarsening import OpCall, op_calls, storage_of
 from pardnn.shard.spmd.random_ops import is_random_op
 from pardnn.shard.tdl.language import Reducer
@@ -51,12 +53,13 @@ class BatchCut:
         return len(self.points) - 1
 
 
-def analyse_batch(graph: Graph, num_pieces: int) -> BatchCut:
+def analyse_batch(graph: Graph, num_pieces: int, *, in_runs: bool = True) -> BatchCut:
     """Return how a step is cut in pieces of its batch.
 
     Args:
         graph: A captured graph.
         num_pieces: At least 2. They differ by at most one sample.
+        in_runs: Whether a dim may have the batch behind others, so that pieces are no boxes.
 
     Raises:
         UsageError: E226, if the step has no batch of as many samples, or no op can be cut.
@@ -69,7 +72,7 @@ def analyse_batch(graph: Graph, num_pieces: int) -> BatchCut:
         points = cut_points(size, num_pieces)
         if points is None:
             continue
-        found = _settled(graph, calls, BatchCut(points), seeds)
+        found = _settled(graph, calls, BatchCut(points), seeds, in_runs=in_runs)
         number = sum(_work(found.calls[name]) for name in found.ops)
         if any(owners[name] in state for name in found.dims):  # features: weights are cut, too
             number = min(number, 1 if size in leading else 0)
@@ -138,20 +141,50 @@ def _holding(tensors: Iterable[Tensor], size: int) -> Iterable[tuple[str, BatchD
 
 
 def _settled(
-    graph: Graph, calls: Sequence[OpCall], empty: BatchCut, seeds: Mapping[str, BatchDim]
+    graph: Graph,
+    calls: Sequence[OpCall],
+    empty: BatchCut,
+    seeds: Mapping[str, BatchDim],
+    *,
+    in_runs: bool,
 ) -> BatchCut:
-    """Analyse again until no storage that is written is cut by some of its ops alone."""
+    """Analyse again until no storage that is written is cut by some of its ops alone.
+
+    And until no runs are to be joined.
+    """
     sharers = _sharers(graph)
     random = {op.name for op in graph.ops if not op.is_source and is_random_op(op.kind)}
     forced = {name for ops in sharers if ops.keys() & random for name in ops}
     while True:
         found = BatchCut(empty.points, dict(seeds))
-        _follow(graph, calls, found, forced)
+        _follow(graph, calls, found, forced, in_runs=in_runs)
+        joined = _joined_runs(calls, found) if in_runs else set[str]()
         cut = [sum(_in_pieces(found, name, made) for name, made in ops.items()) for ops in sharers]
         torn = [ops for number, ops in zip(cut, sharers, strict=True) if 0 < number < len(ops)]
-        if not torn:
+        if not torn and not joined:
             return found
-        forced.update(itertools.chain.from_iterable(torn))
+        forced.update(joined, *torn)
+
+
+def _joined_runs(calls: Sequence[OpCall], found: BatchCut) -> set[str]:
+    """Return the ops that make pieces of runs which some op reads as a whole, or state keeps."""
+    runs = {name for name in found.made if found.dims[name].outer > 1}
+    maker = {tensor.name: call.op for call in calls for tensor in call.op.outputs}
+    joined = {name for name in runs if maker[name].memory == "residual"}
+    for call in calls if runs else ():
+        read = {slot: n for slot, n in call.places.items() if isinstance(slot, str) and n in runs}
+        cut = found.ops.get(call.op.name)
+        if not read or (cut is None and filled(call.op) is not None):
+            continue
+        if cut is None or is_counting(call.op):  # which reads its targets as a whole, too
+            joined.update(read.values())
+            continue
+        joined.update(
+            name
+            for slot, name in read.items()
+            if cut.inputs.get(slot) is None and slot not in cut.unread
+        )
+    return {maker[name].name for name in joined}
 
 
 def _in_pieces(found: BatchCut, name: str, made: Sequence[str]) -> bool:
@@ -179,7 +212,9 @@ def _sharers(graph: Graph) -> list[dict[str, list[str]]]:
     return list(found.values())
 
 
-def _follow(graph: Graph, calls: Sequence[OpCall], found: BatchCut, forced: set[str]) -> None:
+def _follow(
+    graph: Graph, calls: Sequence[OpCall], found: BatchCut, forced: set[str], *, in_runs: bool
+) -> None:
     """Decide op by op, in the order of the step."""
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     for call in calls:
@@ -196,11 +231,22 @@ def _follow(graph: Graph, calls: Sequence[OpCall], found: BatchCut, forced: set[
         changed = frozenset(slot for slot, name in slots.items() if name in writes(op))
         cut = None
         if op.name not in forced and not is_random_op(op.kind):
-            cut = cut_call(call.number, marks, found.points, changed)
+            if all(mark.at.outer == 1 for mark in marks.values()):
+                cut = cut_call(call.number, marks, found.points, changed)
+            if cut is None and in_runs and _is_dense(tensors, slots, marks):
+                cut = cut_in_runs(call.number, marks, found.points, changed)
         if cut is not None and _is_possible(op, cut, call, slots):
             _take(found, cut, call, slots)
         else:
             _split_again(found, op, marks, slots, tensors)
+
+
+def _is_dense(
+    tensors: Mapping[str, Tensor], slots: Mapping[str, str], marks: Mapping[str, Mark]
+) -> bool:
+    """Whether inputs that are sliced are dense: slices are copied then, and can be viewed."""
+    sliced = (slots[slot] for slot, mark in marks.items() if not mark.is_made)
+    return all(tensors[name].strides is None for name in sliced)
 
 
 def _is_possible(op: Op, cut: CallCut, call: OpCall, slots: Mapping[str, str]) -> bool:
@@ -251,5 +297,5 @@ def _split_again(
     """Note where the batch may be in the results of an op that runs whole."""
     for tensor in op.outputs:
         for slot, mark in marks.items():
-            if tensors[slots[slot]].shape == tensor.shape:
+            if mark.at.outer == 1 and tensors[slots[slot]].shape == tensor.shape:
                 found.dims.setdefault(tensor.name, mark.at)

@@ -35,11 +35,14 @@ class BatchDim(NamedTuple):
 
     Attributes:
         dim: The dim that runs over the samples.
-        scale: Its elements per sample: a batch of 8 texts of 16 tokens has 16 in a dim of 128.
+        scale: Its elements per sample in a row: 8 texts of 16 tokens have 16 in a dim of 128.
+        outer: How often the batch is there in a row (see `runs`): 16 tokens of 8 texts have it 16
+            times in a dim of 128.
     """
 
     dim: int
     scale: int
+    outer: int = 1
 
 
 class Mark(NamedTuple):
@@ -222,7 +225,7 @@ def piece_boxes(shape: Sequence[int], at: BatchDim, points: Sequence[int]) -> tu
 
 
 def piece_box(shape: Sequence[int], at: BatchDim, points: Sequence[int], piece: int) -> Box:
-    """Return the box of one piece of a tensor.
+    """Return the box of one piece of a tensor, as if the rows of a sample stood together.
 
     Args:
         shape: Of the whole one.
@@ -231,5 +234,6 @@ def piece_box(shape: Sequence[int], at: BatchDim, points: Sequence[int], piece: 
         piece: From 0 on.
     """
     full = whole(shape)
-    rows = (points[piece] * at.scale, points[piece + 1] * at.scale)
+    scale = at.scale * at.outer
+    rows = (points[piece] * scale, points[piece + 1] * scale)
     return (*full[: at.dim], rows, *full[at.dim + 1 :])

@@ -71,7 +71,11 @@ def cut_batch(
             writer.write(whole[of])
     return Pieces(
         points=cut.points,
-        batch={name: (at.dim, at.scale) for name, at in cut.dims.items() if name in writer.used},
+        batch={
+            name: (at.dim, at.scale, at.outer)
+            for name, at in cut.dims.items()
+            if name in writer.used
+        },
         ops=in_order(writer.sheet),
     )
 

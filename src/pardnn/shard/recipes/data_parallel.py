@@ -41,7 +41,7 @@ def data_parallel(
     mesh = mesh_over(target)
     layouts, axes = dict[str, Layout](), dict[str, AxisLoops]()
     if mesh.size > 1:
-        cut = analyse_batch(graph, mesh.size)
+        cut = analyse_batch(graph, mesh.size, in_runs=False)  # shards are boxes
         dims = {name: at.dim for name, at in cut.dims.items()}
         sizes = bytes_of_tensors(graph)
         for name, call in cut.calls.items():

@@ -90,9 +90,10 @@ def assert_equal(
     for name, expected in whole.items():
         found = seen.get(name)
         if name in pieces.batch and piece_of(name, 0) in seen:
-            dim, _ = pieces.batch[name]
-            parts = [seen[piece_of(name, i)] for i in range(num_pieces)]
-            torch.testing.assert_close(torch.cat(parts, dim), expected, rtol=1e-10, atol=1e-13)
+            dim, _, outer = pieces.batch[name]
+            parts = [seen[piece_of(name, i)].unflatten(dim, (outer, -1)) for i in range(num_pieces)]
+            joined = torch.cat(parts, dim + 1).flatten(dim, dim + 1)
+            torch.testing.assert_close(joined, expected, rtol=1e-10, atol=1e-13)
         if found is not None and "empty" not in name:
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
         assert found is not None or name in pieces.batch or "forward.1" in name, name
@@ -123,6 +124,69 @@ def test_a_recurrent_network_is_cut_from_its_first_state_on() -> None:
     graph = capture(step, *args)
     pieces = cut_batch(graph, 2)
     assert not [op.name for op in pieces.ops if op.name.endswith(":join")]
+
+
+class Tokens(nn.Module):
+    """Tokens of texts through layers that put the sequence first."""
+
+    def __init__(self, kind: str, *, batch_first: bool) -> None:
+        super().__init__()
+        self.kind, first = kind, {"batch_first": batch_first}
+        if kind == "encoder":
+            layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, **first)
+            self.layer = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        elif kind == "attention":
+            self.layer = nn.MultiheadAttention(6, 3, **first)
+        else:
+            self.layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](6, 6, **first)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "attention":
+            return self.head(self.layer(x, x, x, need_weights=False)[0])
+        found = self.layer(x)
+        return self.head(found if self.kind == "encoder" else found[0])
+
+
+def tokens(kind: str, batch_first: bool, loss: str = "squares") -> models.Entry:
+    """Return a step of 7 texts of 4 tokens."""
+    torch.manual_seed(3)
+    model = Tokens(kind, batch_first=batch_first).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shape = (7, 4) if batch_first else (4, 7)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        if loss == "squares":
+            value = nn.functional.mse_loss(model(x), y)
+        else:
+            value = nn.functional.cross_entropy(model(x).reshape(-1, 5), y.reshape(-1))
+        value.backward()
+        optimizer.step()
+        return value
+
+    x = torch.randn(*shape, 6, dtype=torch.float64)
+    y = torch.randn(*shape, 5, dtype=torch.float64)
+    return step, (model, optimizer, x, y if loss == "squares" else y.argmax(-1))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", ["encoder", "attention", "lstm", "gru"])
+def test_layers_that_put_the_sequence_first_are_cut(kind: str, batch_first: bool) -> None:
+    """Rows of tokens, each with all texts: only transposed weights and the update stay whole."""
+    graph, pieces = assert_equal(*tokens(kind, batch_first), 3)
+    assert pieces.points[-1] == 7
+    cut = {op.name.rpartition("@")[0] for op in pieces.ops}
+    products = [op.name for op in graph.ops if "mm" in op.kind or "attention" in op.kind]
+    assert products
+    assert cut.issuperset(products)
+    if kind != "gru":
+        assert any(outer > 1 for _, _, outer in pieces.batch.values())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_rows_that_a_loss_counts_are_not_joined_in_runs(batch_first: bool) -> None:
+    assert_equal(*tokens("encoder", batch_first, "classes"), 2)
 
 
 def test_the_optimizer_runs_once_and_one_accumulator_is_held() -> None:
