@@ -99,7 +99,25 @@ def assert_trained(
         )  # fmt: skip
 
 
+def encoder() -> models.Entry:
+    """Return a step of attention that puts the sequence first: rows of a sample are no box."""
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, dropout=0.3, batch_first=True)
+    model = torch.nn.Sequential(layer, torch.nn.Linear(6, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, torch.randn(5, 4, 6), torch.randn(5, 4, 5))
+
+
 CASES: list[Any] = [
+    (double(encoder), 2, 3, "round-robin"),
     (double(perceptron), 2, 3, "round-robin"),
     (double(models.gan), 2, 2, "round-robin"),
     (double(perceptron), 2, 3, "modulo"),
