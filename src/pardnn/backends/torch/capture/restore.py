@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
-from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
+from pardnn.backends.torch.user_step.object_graph import PLAIN
+from pardnn.backends.torch.user_step.slots import (
+    Attributes,
+    GlobalName,
+    Slot,
+    dotted,
+    items_of,
+    slot_of,
+)
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt)
 _NUMBERS = (int, float, *_SYMBOLS)

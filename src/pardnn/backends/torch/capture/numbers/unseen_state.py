@@ -28,7 +28,8 @@ from pardnn.backends.torch.user_step.content_guards import (
     generator_state,
     has_content,
 )
-from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.slots import Entry
 
 #: Larger arrays, and more of them, are data sets, which no step writes, bytes.
 _MAX_BYTES, _MAX_ARRAYS = 1 << 20, 256
