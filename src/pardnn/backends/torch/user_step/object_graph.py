@@ -198,7 +198,7 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
     stack = [start]
     while stack and not until:
         entry = stack.pop()
-        if _is_noted(objects, entry):
+        if _note_simple(objects, entry):
             continue
         value = behind_proxy(entry.value)
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
@@ -223,7 +223,7 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
             stack.extend(reversed(list(_children(objects, entry))))
 
 
-def _is_noted(objects: ObjectGraph, entry: Entry) -> bool:
+def _note_simple(objects: ObjectGraph, entry: Entry) -> bool:
     """Note a plain value or an empty dictionary; return whether the value is one.
 
     A module has eleven empty dictionaries, for hooks: they are most of the objects of a step.
