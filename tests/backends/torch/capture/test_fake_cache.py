@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture import fake_cache
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.fake_cache import _are_equal_fakes
+from pardnn.backends.torch.capture.placeholders import placeholder
 from pardnn.backends.torch.capture.trace_ir import geometry_of
 from pardnn.backends.torch.ops.codec import flatten_result
 from pardnn.backends.torch.ops.schema import fake_result
@@ -271,3 +273,20 @@ def test_a_call_that_fails_says_what_it_says_in_an_eager_step() -> None:
         return weighed(weigh, texts)
 
     assert_leaves_as_eager(make)
+
+
+def test_placeholders_are_what_torch_makes_under_the_mode() -> None:
+    mode, buffer = FakeTensorMode(), torch.zeros(4, 3, dtype=torch.complex64).t()
+    frozen = nn.Parameter(torch.ones(2, 3), requires_grad=False)
+    leaf = torch.ones(2, 0, requires_grad=True)
+    for live in (nn.Parameter(torch.ones(3, 2).t()), frozen, buffer, leaf, torch.tensor(True)):
+        with mode:
+            made = torch.empty_strided(live.shape, live.stride(), dtype=live.dtype, device="cpu")
+            if isinstance(live, nn.Parameter):
+                made = nn.Parameter(made)
+            made.requires_grad_(live.requires_grad)
+        found = placeholder(live, mode, None)
+        assert isinstance(found, nn.Parameter) == isinstance(live, nn.Parameter)
+        assert found.requires_grad == live.requires_grad
+        with torch.no_grad():
+            assert _are_equal_fakes(made.requires_grad_(False), found.requires_grad_(False))

@@ -1,13 +1,16 @@
 """Capture puts everything back, and allocates no tensor data."""
 
+import collections
 import functools
 import random
+import types
 
 import pytest
 import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.errors import UserCodeError
 from tests.backends.torch import models
@@ -81,3 +84,13 @@ def test_a_model_on_the_meta_device_is_planned():
     )
     assert model.weight.is_meta
     assert len(graph.ops) > 5
+
+
+def test_a_variable_is_put_back_where_it_holds_a_container_of_another_kind() -> None:
+    held = types.CellType([])
+    contents = [("held", held, {}), ("empty", types.CellType([]), None)]
+    restore(contents)
+    assert [cell.cell_contents for _, cell, _ in contents] == [{}, None]
+    order = collections.OrderedDict(a=1, b=2)
+    restore([("order", order, {"b": 2, "a": 1})])
+    assert list(order) == ["b", "a"]

@@ -1,6 +1,7 @@
 """Globals that methods write: of models, optimizers, callbacks, and of the object behind a step."""
 
 import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,21 @@ def test_methods_that_nothing_names_are_left_out() -> None:
     assert found(Plain()) == {"Plain.step", "Plain.used", "Plain.call"}
     assert "Plain.never" in found(Open())
     assert "Sgd.step" in found(Trainer(None, Sgd).optimizer)
+
+
+class Named:
+    def one(self) -> int:
+        return N
+
+    def two(self) -> int:
+        return N
+
+
+@pytest.mark.parametrize("kind", [operator.methodcaller, operator.attrgetter])
+def test_each_callable_that_holds_a_name_counts(kind: Callable[[str], Any]) -> None:
+    def step() -> None:
+        pass
+
+    held = [Named(), kind("one"), kind("two")]
+    names = {each.__name__ for each in users_functions(step, held)}
+    assert names == {"step", "one", "two"}

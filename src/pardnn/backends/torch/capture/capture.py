@@ -336,9 +336,9 @@ class _Session:
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}
-        assignments = Assignments(first, kept, lambda: self.traces.objects())
-        settled = self.traces.objects()
-        after = values_by_name(settled.contents, tensor_names(self.traces.sources()))
+        assignments, settled = Assignments(first, kept, self.traces.objects), self.traces.objects()
+        names = tensor_names(sources_of(settled, self.traces.batch))
+        after = values_by_name(settled.contents, names)
         return first, settled, Numbers(before | defaults, after, defaults), created, assignments
 
     def _assembled(

@@ -53,6 +53,20 @@ def placeholder(
     Raises:
         UnsupportedError: E801, if the tensor is sparse or quantized.
     """
+    fake = _empty_like(tensor, mode, whole)
+    if isinstance(tensor, torch.nn.Parameter):  # `Parameter(fake)` would call `detach`: 150 us
+        fake._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+    fake.requires_grad_(tensor.requires_grad)
+    if is_on_meta(tensor):
+        mark_on_meta(fake)
+    _copy_hooks(tensor, fake)
+    return fake
+
+
+def _empty_like(
+    tensor: torch.Tensor, mode: FakeTensorMode, whole: WholeTensor | None
+) -> FakeTensor:
+    """Return a new fake of a tensor's geometry, see `placeholder`."""
     if tensor.is_nested:
         raise unsupported.nested(None)
     if tensor.layout != torch.strided or tensor.is_quantized:
@@ -63,16 +77,10 @@ def placeholder(
     # A model on the meta device is planned as if it were on the host.
     device = "cpu" if tensor.device.type == "meta" else tensor.device
     shape, strides = (tensor.shape, tensor.stride()) if whole is None else whole[:2]
-    with mode:
-        fake = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
-        if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        else:
-            fake.requires_grad_(tensor.requires_grad)
-    if is_on_meta(tensor):
-        mark_on_meta(fake)
-    _copy_hooks(tensor, fake)
-    return fake
+    # What `torch.empty_strided` does under the mode, in 20 us instead of 120.
+    with torch._C._DisableTorchDispatch():
+        inner = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, inner, torch.device(device))
 
 
 def _copy_attributes(tensor: torch.Tensor, fake: torch.Tensor) -> None:
@@ -149,8 +157,10 @@ def insert_gradient_placeholders(
     made: dict[str, FakeTensor] = {}
     for source in gradients:
         live = kept[source.name]
-        made[source.name] = placeholder(live.detach(), mode, whole_of(live))
-        source.set(made[source.name])
+        fake = made[source.name] = _empty_like(live, mode, whole_of(live))
+        if live.is_meta:
+            mark_on_meta(fake)
+        source.set(fake)
     return made
 
 

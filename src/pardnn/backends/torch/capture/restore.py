@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import enum
+import operator
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
-from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
+from pardnn.backends.torch.user_step.object_graph import PLAIN
+from pardnn.backends.torch.user_step.slots import (
+    Attributes,
+    GlobalName,
+    Slot,
+    dotted,
+    items_of,
+    slot_of,
+)
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt)
 _NUMBERS = (int, float, *_SYMBOLS)
+#: Containers that answer for themselves: their classes are no one's to change.
+_DICTS, _LISTS = frozenset({dict, OrderedDict, defaultdict}), frozenset({list, deque})
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
@@ -51,12 +61,28 @@ def _content(holder: Any) -> Any:
 
 def _same(now: Any, then: Any) -> bool:
     """Whether two contents hold the same objects in the same order."""
+    if _is_untouched(now, then):
+        return True
     if isinstance(then, dict) and isinstance(now, dict):
         pairs = zip(now.items(), then.items(), strict=False)
         return len(now) == len(then) and all(a is c and b is d for (a, b), (c, d) in pairs)
     if isinstance(then, list) and isinstance(now, list | deque):
         return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=False))
     return now is then
+
+
+def _is_untouched(now: Any, then: Any) -> bool:
+    """Whether a container holds what it held before, at the speed of C; False also of odd ones.
+
+    Args:
+        now: The container.
+        then: A copy of it from before.
+    """
+    kind = dict if type(now) in _DICTS else list if type(now) in _LISTS else None
+    if type(then) is not kind or len(now) != len(then):
+        return False
+    is_same = all(map(operator.is_, now, then))
+    return is_same and (kind is list or all(map(operator.is_, now.values(), then.values())))
 
 
 def first_change(
@@ -157,6 +183,8 @@ def _changes_of(
     if isinstance(holder, types.CellType | GlobalName):
         if differs(now, then):
             yield name, Changed(slot_of(holder, None), then, now)
+    elif _is_untouched(now, then):
+        return
     elif isinstance(now, dict):
         for key in dict.fromkeys([*then, *now]):
             if isinstance(key, torch.Tensor):

@@ -124,14 +124,15 @@ class Traces:
         Raises:
             PardnnError: As `run_noted` does.
         """
-        start = walk_objects(self.step, self.args).contents
+        objects = self.objects()
+        start = objects.contents
         self.number += 1
         begin_elsewhere()
         questions = Questions(self.checks[chosen.is_first], trial=True)
         while True:
             error: BaseException = NoCheck()
             try:
-                trace = self._traced_once(chosen, questions, initial, constants, locate)
+                trace = self._traced_once(chosen, objects, questions, initial, constants, locate)
                 if not questions.is_trying:
                     if locate:  # to name the line
                         check_constants(trace.tracer)
@@ -145,24 +146,27 @@ class Traces:
             self.note_caches()
             questions = questions.learned(error)
             restore(start)
+            objects = self.objects()
 
     def _traced_once(
         self,
         chosen: Selection,
+        objects: ObjectGraph,
         questions: Questions,
         initial: dict[str, Any] | None,
         constants: KeptTensors,
         locate: bool,
     ) -> StepTrace:
-        """Run the step once over new placeholders and record it."""
-        self.clear_caches()
+        """Run the step once over new placeholders and record it; `objects` is what it reaches."""
         self.forms.forget()
-        objects = walk_objects(self.step, self.args)
+        if self.caches:  # what only they hold goes, and weak references lead to it no longer
+            self.clear_caches()
+            objects = self.objects()
         sources = sources_of(objects, self.batch)
         names = tensor_names(sources)
         if chosen.start:
             chosen.set_start(objects, names)
-            objects = walk_objects(self.step, self.args)
+            objects = self.objects()
         made_anew = {s.name: s for s in sources if s.name in constants.values}
         found = outside(self.recorders.filled, (s for s in sources if s.name not in made_anew))
         gradients = held_gradients(found)

@@ -16,7 +16,7 @@ import torch
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.access import SpreadObjects, access_allowed
-from pardnn.backends.torch.user_step.object_graph import Entry
+from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.checkpoint.checksum import Sums
 from pardnn.checkpoint.manifest import DTYPES, Piece, SavedTensor, pieces_by_file, whole_box

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import Entry
+from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, UnsupportedError, shown
 

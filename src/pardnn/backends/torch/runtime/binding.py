@@ -28,12 +28,8 @@ from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.object_graph import (
-    Entry,
-    argument_names,
-    walk_objects,
-    walk_value,
-)
+from pardnn.backends.torch.user_step.object_graph import argument_names, walk_objects, walk_value
+from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import (
     Source,
     batch_indices,

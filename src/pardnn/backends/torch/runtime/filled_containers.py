@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 from pardnn.backends.torch.runtime.effects import value_of
 from pardnn.backends.torch.user_step.code_names import is_library_module
 from pardnn.backends.torch.user_step.held_numbers import place
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, dotted, walk_objects
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
-from pardnn.backends.torch.user_step.slots import Slot, items_of
+from pardnn.backends.torch.user_step.slots import Slot, dotted, items_of
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph

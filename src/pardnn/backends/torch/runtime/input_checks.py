@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.object_graph import Entry
+from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Graph, Op
 

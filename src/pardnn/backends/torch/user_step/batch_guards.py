@@ -21,8 +21,8 @@ from pardnn.backends.torch.user_step.item_guards import (
     differ,
     holding,
 )
-from pardnn.backends.torch.user_step.object_graph import attributes_of, dotted
-from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
+from pardnn.backends.torch.user_step.object_graph import attributes_of
+from pardnn.backends.torch.user_step.slots import dotted, has_attributes, slots_of_class
 from pardnn.backends.torch.user_step.used_names import UsedNames
 
 _CLOSED_PACKAGES = frozenset({

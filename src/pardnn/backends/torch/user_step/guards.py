@@ -55,7 +55,6 @@ from pardnn.backends.torch.user_step.object_graph import (
     PLAIN,
     argument_names,
     attributes_of,
-    dotted,
     walk_objects,
 )
 from pardnn.backends.torch.user_step.parameter_guards import (
@@ -65,7 +64,7 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     tensors_of_groups,
 )
 from pardnn.backends.torch.user_step.references import behind_proxy, cells, referred, registrations
-from pardnn.backends.torch.user_step.slots import behind_view, slots_of_class
+from pardnn.backends.torch.user_step.slots import behind_view, dotted, slots_of_class
 from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.

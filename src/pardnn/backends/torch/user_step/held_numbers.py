@@ -20,8 +20,15 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from pardnn.backends.torch.user_step.code_names import is_users_code
-from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph, dotted
-from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
+from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph
+from pardnn.backends.torch.user_step.slots import (
+    Attributes,
+    GlobalName,
+    Slot,
+    dotted,
+    items_of,
+    slot_of,
+)
 
 #: What an arithmetic state may be; bool is an int.
 NUMBERS = (int, float)

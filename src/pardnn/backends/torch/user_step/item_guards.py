@@ -19,8 +19,8 @@ from pardnn.backends.torch.user_step.dict_versions import (
     list_words,
 )
 from pardnn.backends.torch.user_step.memory_words import WORD, WORD_BYTES
-from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
-from pardnn.backends.torch.user_step.slots import behind_view
+from pardnn.backends.torch.user_step.object_graph import PLAIN
+from pardnn.backends.torch.user_step.slots import behind_view, dotted
 
 #: Compared by value; all other types are compared by identity, or walked.
 VALUES = (

@@ -19,10 +19,10 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 from pardnn.backends.torch.user_step.references import BYTES, behind_proxy, cells, referred
-from pardnn.backends.torch.user_step.slots import GlobalName, Slot, has_attributes, items_of
+from pardnn.backends.torch.user_step.slots import (
+    Entry,
+    GlobalName,
+    Slot,
+    dotted,
+    has_attributes,
+    items_of,
+)
 from pardnn.backends.torch.user_step.used_names import users_functions
 
 #: Of torch's own classes only these hold what a step changes or computes with.
@@ -64,6 +71,14 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
 }  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
+#: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
+_PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
+_SEQUENCES = (list, deque)
+_WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType)
+#: Attributes that hold what a module registers.
+_TABLES = ("_parameters", "_buffers", "_modules")
+#: The set names buffers, and grows with them where a first step registers one.
+_OF_MODULES = frozenset({*_TABLES, "_non_persistent_buffers_set"})
 #: What changes in place and has no items by key.
 _UNSEEN = (
     set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
@@ -71,39 +86,6 @@ _UNSEEN = (
 _MAX_OBJECTS = 2_000_000
 #: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
 ARGUMENTS = "()"
-
-
-class Entry(NamedTuple):
-    """A value in the object graph and the place that holds it.
-
-    Attributes:
-        name: Dotted path from the step's parameters.
-        value: Any object.
-        slot: Where it is held; None where it cannot be replaced.
-        owner: The innermost module or optimizer on the way; None if there is none.
-        argument: Index of the argument that leads to it; -1 for closures and globals.
-        numeric: Whether a number here may differ from step to step.
-    """
-
-    name: str
-    value: Any
-    slot: Slot | None = None
-    owner: Any = None
-    argument: int = -1
-    numeric: bool = False
-
-    def child(self, key: Any, value: Any, holder: Any = None, **changes: Any) -> Entry:
-        """Return the entry of what this value holds under `key`, in `holder` if it is replaceable.
-
-        Args:
-            key: Key, index or attribute.
-            value: What is held there.
-            holder: The container that `key` indexes; None if nothing can be set there.
-            **changes: Other attributes that differ from this entry's.
-        """
-        name = dotted(self.name, key)
-        slot = None if holder is None else Slot(holder, key)
-        return self._replace(name=name, value=value, slot=slot, **changes)
 
 
 @dataclass(repr=False)
@@ -186,6 +168,13 @@ def walk_value(value: Any, name: str = "") -> ObjectGraph:
     return objects
 
 
+def holds_state(value: Any) -> bool:
+    """Whether a value is or leads to a module, an optimizer, a scheduler or a gradient scaler."""
+    objects = ObjectGraph()
+    _visit(objects, Entry("", value), until=objects.stateful)
+    return bool(objects.stateful)
+
+
 def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
     """Return the names of the step's positional arguments, from its signature where it has one."""
     try:
@@ -198,18 +187,19 @@ def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
     return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
 
 
-def dotted(prefix: str, key: Any) -> str:
-    """Return "prefix.key", or "key" alone where there is no prefix."""
-    if isinstance(key, weakref.ref):
-        key = type(key()).__name__
-    return f"{prefix}.{key}" if prefix else str(key)
+def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> None:
+    """Visit one value and all that it refers to, depth first, without recursion.
 
-
-def _visit(objects: ObjectGraph, start: Entry) -> None:
-    """Visit one value and all that it refers to, depth first, without recursion."""
+    Args:
+        objects: Gets what is found.
+        start: The value.
+        until: What ends the walk once something is in it.
+    """
     stack = [start]
-    while stack:
+    while stack and not until:
         entry = stack.pop()
+        if _note_simple(objects, entry):
+            continue
         value = behind_proxy(entry.value)
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
@@ -231,6 +221,29 @@ def _visit(objects: ObjectGraph, start: Entry) -> None:
             others = [entry.child(key, each, numeric=False) for key, each in referred(value)]
             stack.extend(each for each in others if not isinstance(each.value, torch.Tensor))
             stack.extend(reversed(list(_children(objects, entry))))
+
+
+def _note_simple(objects: ObjectGraph, entry: Entry) -> bool:
+    """Note a plain value or an empty dictionary; return whether the value is one.
+
+    A module has eleven empty dictionaries, for hooks: they are most of the objects of a step.
+    """
+    value, kind = entry.value, type(entry.value)
+    if kind in _PLAIN_TYPES:
+        if entry.numeric:
+            objects.numbers.append(entry)
+        return True
+    if kind not in _DICT_TYPES or value:
+        return False
+    if id(value) not in objects.seen and len(objects.seen) < _MAX_OBJECTS:
+        objects.seen[id(value)] = value
+        objects.contents.append((entry.name, value, {}))
+    return True
+
+
+def _is_skipped(value: Any, numeric: bool) -> bool:
+    """Whether nothing of a value would be noted: it is plain, and no number of the step's."""
+    return not numeric and type(value) in _PLAIN_TYPES
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -259,15 +272,18 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     if isinstance(value, dict):
         objects.contents.append((entry.name, value, dict(value)))
         for key, item in list(value.items()):
+            if _is_skipped(item, entry.numeric):
+                continue
             # Optimizer state is keyed by parameter, whose name is only known at the end. As text
             # it would be all its numbers, which fails under some modes, too.
             keyed = isinstance(key, torch.Tensor)
             child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
             yield child._replace(slot=Slot(value, key)) if keyed else child
-    elif isinstance(value, list | deque):
+    elif isinstance(value, _SEQUENCES):
         objects.contents.append((entry.name, value, list(value)))
         for i, item in enumerate(value):
-            yield entry.child(i, item, value)
+            if not _is_skipped(item, entry.numeric):
+                yield entry.child(i, item, value)
     elif isinstance(value, torch.nn.Module):
         yield from _module_children(objects, entry)
     elif isinstance(value, functools.partial):
@@ -298,16 +314,14 @@ def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.stateful.append(entry)
     objects.contents.append((entry.name, module, dict(attributes)))
     entry = entry._replace(owner=module, numeric=False)
-    kinds = ("_parameters", "_buffers", "_modules")
-    for kind in kinds:
+    for kind in _TABLES:
         entries = attributes.get(kind, {})
         objects.contents.append((entry.name, entries, dict(entries)))
         objects.seen[id(entries)] = entries
         for key, item in list(entries.items()):
             yield entry.child(key, item, entries)
     for key, item in list(attributes.items()):
-        # The set names buffers, and grows with them where a first step registers one.
-        if key not in (*kinds, "_non_persistent_buffers_set"):
+        if key not in _OF_MODULES and not _is_skipped(item, numeric=False):
             yield entry.child(key, item, module)
 
 
@@ -325,7 +339,9 @@ def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         entry = entry._replace(numeric=False)
     for key, item in attributes.items():
         settings = key == "param_groups" and entry.owner is value
-        yield entry.child(key, item, value, numeric=entry.numeric or settings)
+        numeric = entry.numeric or settings
+        if not _is_skipped(item, numeric):
+            yield entry.child(key, item, value, numeric=numeric)
     call = type(value).__dict__.get("__call__")
     if isinstance(call, types.FunctionType):
         yield entry._replace(value=call, slot=None)
@@ -371,7 +387,7 @@ def _is_walked(value: Any) -> bool:
     """Whether the walk enters an object's attributes."""
     if isinstance(value, _TORCH_CLASSES):
         return True
-    if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+    if isinstance(value, _WITHOUT_ATTRIBUTES):
         return False
     package = type(value).__module__.split(".")[0]
     return package not in OPAQUE_PACKAGES and has_attributes(value)

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from pardnn.backends.torch.user_step.item_guards import Change, ItemGuard
-from pardnn.backends.torch.user_step.object_graph import dotted
+from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +24,7 @@ class GlobalName:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One place that holds a value: an item, an attribute, a closure cell, or a part of a tuple.
 
     Attributes:
@@ -52,6 +52,49 @@ class Slot:
             self.holder.cell_contents = value
         else:
             items_of(self.holder)[self.key] = value
+
+
+class Entry(NamedTuple):
+    """A value in the object graph and the place that holds it.
+
+    Attributes:
+        name: Dotted path from the step's parameters.
+        value: Any object.
+        slot: Where it is held; None where it cannot be replaced.
+        owner: The innermost module or optimizer on the way; None if there is none.
+        argument: Index of the argument that leads to it; -1 for closures and globals.
+        numeric: Whether a number here may differ from step to step.
+    """
+
+    name: str
+    value: Any
+    slot: Slot | None = None
+    owner: Any = None
+    argument: int = -1
+    numeric: bool = False
+
+    def child(
+        self, key: Any, value: Any, holder: Any = None, *, numeric: bool | None = None
+    ) -> Entry:
+        """Return the entry of what this value holds under `key`, in `holder` if it is replaceable.
+
+        Args:
+            key: Key, index or attribute.
+            value: What is held there.
+            holder: The container that `key` indexes; None if nothing can be set there.
+            numeric: As of the entry; that of this one by default.
+        """
+        name = dotted(self.name, key)
+        slot = None if holder is None else Slot(holder, key)
+        numeric = self.numeric if numeric is None else numeric
+        return Entry(name, value, slot, self.owner, self.argument, numeric)
+
+
+def dotted(prefix: str, key: Any) -> str:
+    """Return "prefix.key", or "key" alone where there is no prefix."""
+    if isinstance(key, weakref.ref):
+        key = type(key()).__name__
+    return f"{prefix}.{key}" if prefix else str(key)
 
 
 def slot_of(holder: Any, key: Any) -> Slot:

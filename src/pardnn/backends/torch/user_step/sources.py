@@ -16,13 +16,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import (
-    Entry,
-    ObjectGraph,
-    walk_objects,
-    walk_value,
-)
-from pardnn.backends.torch.user_step.slots import Slot, set_gradient
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, holds_state, walk_objects
+from pardnn.backends.torch.user_step.slots import Entry, Slot, set_gradient
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op
 
@@ -157,7 +152,7 @@ def names_by_id(
 
 def batch_indices(args: Sequence[Any]) -> tuple[int, ...]:
     """Return the indices of the arguments that hold no model and no optimizer: the batch."""
-    return tuple(i for i, arg in enumerate(args) if not walk_value(arg).stateful)
+    return tuple(i for i, arg in enumerate(args) if not holds_state(arg))
 
 
 def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]:

@@ -58,6 +58,13 @@ _WITH_CODE = (
     types.FunctionType, types.MethodType, types.ModuleType, type, staticmethod, classmethod,
     property, functools.cached_property, functools.partial, functools.partialmethod,
 )  # fmt: skip
+_CALLING = (operator.attrgetter, operator.methodcaller)
+#: Two of one class may lead to other code.
+_SINGLE = (*_WITH_CODE, *_OF_FUNCTIONS, *_CALLING)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_BOUND = (staticmethod, classmethod, types.MethodType)
+#: Where there is no function behind a value: most of what a class holds beside functions.
+_PLAIN = frozenset({str, int, float, bool, type(None), dict, tuple, list})
 
 
 @dataclass
@@ -88,8 +95,7 @@ def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
         objects: All objects reachable from its arguments, closures and globals.
     """
     search = _Search()
-    for value in (step, *objects):
-        search.add_value(value)
+    search.add_values((step, *objects))
     search.run()
     return search.found
 
@@ -104,13 +110,8 @@ def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[ty
         step: A function, method, partial or callable object.
         objects: All objects that are known to be reachable.
     """
-    search, kinds = _UsersSearch(), set[type]()
-    for value in (step, *objects):
-        kind = type(value)
-        if kind not in kinds:
-            search.add_value(value)
-            if not issubclass(kind, _WITH_CODE) and not hasattr(kind, "__wrapped__"):
-                kinds.add(kind)  # of others like it the class alone counts, too
+    search = _UsersSearch()
+    search.add_values((step, *objects))
     search.run()
     return search.found.functions
 
@@ -129,6 +130,17 @@ class _Search:
         self._held: dict[int, Any] = {}  # what classes and modules hold
         self._followed: dict[int, set[str]] = {}  # names of classes and modules
 
+    def add_values(self, values: Iterable[Any]) -> None:
+        """Add values that code which may run can reach, but for what stands for a number."""
+        kinds = set(_SYMBOLS)
+        for value in values:
+            kind = type(value)
+            if kind in kinds and getattr(value, "__class__", None) is kind:
+                continue
+            self.add_value(value)
+            if not issubclass(kind, _SINGLE) and not hasattr(kind, "__wrapped__"):
+                kinds.add(kind)  # of others like it the class alone counts, too
+
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
         function = _function_of(value)
@@ -143,7 +155,7 @@ class _Search:
             if not is_library_module(value):
                 self._modules[id(value)] = value
         else:
-            if isinstance(value, operator.attrgetter | operator.methodcaller):
+            if isinstance(value, _CALLING):
                 names = [each for each in value.__reduce__()[1] if isinstance(each, str)]
                 found = {part for each in names for part in each.split(".")}
                 self.found.names |= found
@@ -334,10 +346,12 @@ def _mentioned(code: types.CodeType) -> frozenset[str]:
 
 def _function_of(value: Any) -> types.FunctionType | None:
     """Return the Python function behind a method, property, partial or decorator."""
+    if type(value) in _PLAIN:
+        return None
     for _ in range(10):
         if isinstance(value, types.FunctionType):
             return value
-        if isinstance(value, staticmethod | classmethod | types.MethodType):
+        if isinstance(value, _BOUND):
             value = value.__func__
         elif isinstance(value, property):
             value = value.fget

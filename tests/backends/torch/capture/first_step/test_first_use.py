@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -369,3 +370,26 @@ def test_a_kept_tensor_of_what_changed_between_two_calls_is_refused() -> None:
     fast(x)
     assert fast.captures == 3
     fast.close()
+
+
+class Held(NamedTuple):
+    mask: Any
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda mask: mask,
+        lambda mask: [("a", 1), (0, [mask])],
+        lambda mask: ({"a": {"b": (1, mask)}},),
+        lambda mask: OrderedDict(mask=mask),
+        lambda mask: {"held": [Held(mask)]},
+        lambda mask: functools.reduce(lambda held, _: [held], range(20), mask),
+    ],
+)
+def test_tensors_deep_in_what_a_cache_holds_are_found(size: int | None, hold: Any) -> None:
+    mode = FakeTensorMode()
+    cache = functools.lru_cache(size)(lambda _: hold(mode.from_tensor(torch.zeros(2))))
+    cache(1)
+    assert [found for found, _ in caches_with_fakes(mode)] == [cache]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import itertools
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ from pardnn.errors import PardnnError
 #: Counts and contents, hashed, of each cache that held no fake: most never change, and torch's own
 #: hold ten thousand leaves.
 _WITHOUT_FAKES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+#: Containers that are looked into as they are.
+_PLAIN_NODES = frozenset({list, tuple, dict})
+#: A value may hold itself.
+_MAX_DEPTH = 10
 
 
 @dataclass(frozen=True)
@@ -265,12 +270,32 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
         seen = hash((cache.cache_info(), *map(id, held)))
         if _WITHOUT_FAKES.get(cache) == seen:
             continue
-        fakes = [t for t in pytree.tree_leaves(held) if isinstance(t, FakeTensor)]
+        leaves = pytree.tree_leaves(held) if _may_hold_fakes(held) else ()
+        fakes = [t for t in leaves if isinstance(t, FakeTensor)]
         if not fakes:
             _WITHOUT_FAKES[cache] = seen
         elif own := [fake for fake in fakes if fake.fake_mode is mode]:
             found.append((cache, own))
     return found
+
+
+def _may_hold_fakes(held: list[Any]) -> bool:
+    """Whether types alone leave open that a fake tensor is among values, or in them as a tree.
+
+    Each level takes a few calls in C, while a tree of ten thousand leaves takes 10 ms.
+    """
+    for _ in range(_MAX_DEPTH):
+        kinds = set(map(type, held))
+        if any(issubclass(kind, FakeTensor | tuple) and kind is not tuple for kind in kinds):
+            return True
+        if kinds & pytree.SUPPORTED_NODES.keys() - _PLAIN_NODES:
+            return True
+        inner = [x for x in held if type(x) in (list, tuple)]
+        inner += [x.values() for x in held if type(x) is dict]
+        if not inner:
+            return False
+        held = list(itertools.chain.from_iterable(inner))
+    return True
 
 
 def new_caches(mode: FakeTensorMode, known: list[Any]) -> list[tuple[Any, list[FakeTensor]]]:

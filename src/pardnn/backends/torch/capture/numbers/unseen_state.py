@@ -28,7 +28,8 @@ from pardnn.backends.torch.user_step.content_guards import (
     generator_state,
     has_content,
 )
-from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.slots import Entry
 
 #: Larger arrays, and more of them, are data sets, which no step writes, bytes.
 _MAX_BYTES, _MAX_ARRAYS = 1 << 20, 256
@@ -100,8 +101,9 @@ def _own_attributes() -> frozenset[str]:
 
 def _state(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        named = ((key, id(held)) for key, held in vars(value).items())
-        return {x for x in named if x[0] not in _own_attributes() and x[0][:7] != "_pardnn"}
+        held = vars(value)
+        given = (key for key in held.keys() - _own_attributes() if key[:7] != "_pardnn")
+        return {(key, id(held[key])) for key in given}
     if has_content(value):
         return content_of(value)
     if isinstance(value, random.Random):

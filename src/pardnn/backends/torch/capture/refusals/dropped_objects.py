@@ -57,8 +57,11 @@ def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield the ids of objects, with their kinds and what tells of their end."""
     seen = objects.seen.values()
     may_ask = any(isinstance(x, types.FunctionType) and _names_weak(x) for x in seen)
+    ends: dict[type, str | None] = {}
     for value in seen:
         kind = type(value)
+        if kind not in ends:
+            ends[kind] = _told_by(kind, may_ask=may_ask)
         if isinstance(value, weakref.ref):
             found = weakref.ref.__call__(value)
             if isinstance(found, torch.nn.Parameter):
@@ -67,14 +70,20 @@ def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
                 raise weak_tensor(tuple(found.shape))
             if found is not None:
                 yield id(found), (type(found).__name__, "a weak reference")
-        elif _is_users(inspect.getattr_static(kind, "__del__", None)):
-            yield id(value), (kind.__name__, "__del__")
-        elif may_ask and kind.__weakrefoffset__ and is_users_code(kind):
-            yield id(value), (kind.__name__, "a weak reference")
-    for told in list(weakref.finalize._registry.values()):  # type: ignore[attr-defined]
-        found = told.weakref()
-        if _is_users(told.func) or any(map(objects.seen.__contains__, map(id, _of(told.func)))):
+        elif (told := ends[kind]) is not None:
+            yield id(value), (kind.__name__, told)
+    for info in list(weakref.finalize._registry.values()):  # type: ignore[attr-defined]
+        found = info.weakref()
+        if _is_users(info.func) or any(map(objects.seen.__contains__, map(id, _of(info.func)))):
             yield id(found), (type(found).__name__, "weakref.finalize")
+
+
+def _told_by(kind: type, *, may_ask: bool) -> str | None:
+    """Return what tells of the end of a class's objects; None where nothing does."""
+    if _is_users(inspect.getattr_static(kind, "__del__", None)):
+        return "__del__"
+    is_asked = may_ask and kind.__weakrefoffset__ and is_users_code(kind)
+    return "a weak reference" if is_asked else None
 
 
 def _names_weak(function: types.FunctionType) -> bool:
