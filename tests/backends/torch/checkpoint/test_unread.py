@@ -21,6 +21,7 @@ from tests.backends.torch.checkpoint.test_resume import in_place, scattered
 from tests.backends.torch.checkpoint.training import values
 from tests.backends.torch.executors import bits
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.session.test_accumulation import zero_1
 from tests.backends.torch.stepping import cut_plan
 
 CALLS = 8
@@ -48,6 +49,7 @@ def adding(kind: str) -> models.Entry:
             optimizer.zero_grad()
         return loss
 
+    step.counts = counts
     return step, (model, optimizer, x, y, 0)
 
 
@@ -148,15 +150,20 @@ def test_a_run_goes_on_where_it_was_saved_before_any_call(
     assert on_ranks(after, resume) == [expected] * after
 
 
-def test_cut_state_goes_on_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan_of", [cut_plan, zero_1])
+def test_cut_state_goes_on_as_well(plan_of: Any, tmp_path: Path) -> None:
+    """Under `zero-1` every rank has the parameters whole; what lies beside them is on one."""
+
     def double() -> models.Entry:
         step, (model, _, x, y, i) = adding("adam")
         optimizer = OPTIMIZERS["adam"](model.double().parameters())
         return step, (model, optimizer, x.double(), y, i)
 
     def resume() -> list[str]:
-        fast, args = parallel(double(), decide=lambda graph, size, _: cut_plan(graph, size))
+        fast, args = parallel(double(), decide=lambda graph, size, _: plan_of(graph, size))
         fast.load(tmp_path, 3)
+        with pytest.raises(MismatchError, match="'optimizer' is spread over the ranks"):
+            args[1].state_dict()
         losses = called(fast, args, range(3, CALLS))
         fast.close()
         return losses
@@ -203,13 +210,15 @@ def test_until_a_call_reads_it_it_is_saved_and_gathered_with_the_rest(tmp_path: 
 def test_a_later_load_without_it_drops_it(tmp_path: Path) -> None:
     losses, parameters = eager(adding("momentum"))
     saved(tmp_path, adding("momentum"))
-    fast, args = parallel(adding("momentum"))
+    made = adding("momentum")
+    fast, args = parallel(made)
     fast.load(tmp_path)
+    assert made[0].counts["updates"] == 2
     fast.load(tmp_path, 1)  # before the first update
+    assert made[0].counts["updates"] == 0
     assert not any(args[1].state.values())
     fast.load(tmp_path)
-    fast.load(tmp_path, 1)
-    assert called(fast, args, range(1, CALLS)) == losses[1:]
+    assert called(fast, args, range(5, CALLS)) == losses[5:]
     assert parameters_of(args[0]) == parameters
     fast.close()
 

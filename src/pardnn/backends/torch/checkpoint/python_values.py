@@ -165,7 +165,7 @@ def set_values(
         stateful: As for `values_of`.
         sources: As for `values_of`.
     """
-    parameters = {source.name: source.get() for source in sources if source.kind == "parameter"}
+    names = _parameter_names(sources)
     # Schedulers last: they only read what optimizers hold.
     for entry in sorted(stateful, key=lambda each: isinstance(each.value, SCHEDULERS)):
         if entry.name not in values:
@@ -174,8 +174,8 @@ def set_values(
         if isinstance(value, torch.optim.Optimizer):
             for group, new in zip(value.param_groups, saved["param_groups"], strict=True):
                 _update(group, new)
-            for name in saved["state"].keys() & parameters.keys():
-                _update(value.state[parameters[name]], saved["state"][name])
+            for parameter, state in value.state.items():
+                _update(state, saved["state"].get(names.get(id(parameter), ""), {}))
         elif isinstance(value, SCHEDULERS):
             value.load_state_dict(saved)
         elif isinstance(value, torch.amp.GradScaler):
