@@ -13,6 +13,7 @@ import torch
 from pardnn.backends.torch.checkpoint.checkpointed import Checkpointed
 from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
+from pardnn.backends.torch.checkpoint.unread import UnreadState
 from pardnn.backends.torch.comm.pending_loss import settle_loss
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
@@ -68,8 +69,10 @@ class Parallel(Checkpointed):
         program, live = first.executor.program, first.executor.live_values
         key = f" {first.number}" if first.number else ""
         self._training = TrainingState(
-            program, self._world, first.binding, live, state.spread, key, state.most_held
-        )
+            program, self._world, first.binding, live, state.spread, key, state.most_held,
+            UnreadState(self._world, state.held, state.keep),
+            lambda: [(each.executor.program.whole, each.binding) for each in variants],
+        )  # fmt: skip
         state.users.append(self._training)
         self._models = tuple(root_modules(first.binding.stateful()).values())
         self._evaluations: dict[Any, Evaluation] = {}

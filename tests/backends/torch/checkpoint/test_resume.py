@@ -19,7 +19,7 @@ import pardnn
 from pardnn.backends.torch.checkpoint.python_values import decode, encode
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.checkpoint.directory import read_manifest, resolve
-from pardnn.errors import FileError, MismatchError, UnsupportedError
+from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.planner.next_plan import next_plan
@@ -326,30 +326,6 @@ def test_a_checkpoint_after_a_call_whose_graph_has_moved_state(tmp_path: Path) -
     step, (model, optimizer, x, y, _) = adding()
     expected = [bits(step(model, optimizer, x, y, i)) for i in range(5)]
     assert values(run_ranks(2, run)) == [[expected, True, True]] * 2
-
-
-def test_a_run_that_adds_up_gradients_is_resumed_after_a_call_of_each_kind(tmp_path: Path) -> None:
-    """Or the step has no optimizer state yet, which the error says."""
-
-    def run(rank: int, store: str) -> list[Any]:
-        connect(rank, 2, store, 20).close()
-        step, args = adding()
-        fast = parallelize(step, *args, decide=in_place, timeout=20, device="cpu")
-        if not list(tmp_path.iterdir()):
-            losses = [bits(fast(*args[2:4], i)) for i in range(3)]
-            fast.save(tmp_path)
-            return losses
-        with pytest.raises(MismatchError, match="make a call of each kind before `load`"):
-            fast.load(tmp_path)
-        for i in range(2):
-            fast(args[2].flip(0), args[3], i)
-        fast.load(tmp_path)
-        return [bits(fast(*args[2:4], i)) for i in (3, 4, 5)]
-
-    step, (model, optimizer, x, y, _) = adding()
-    expected = [bits(step(model, optimizer, x, y, i)) for i in range(6)]
-    assert values(run_ranks(2, run)) == [expected[:3]] * 2
-    assert values(run_ranks(2, run)) == [expected[3:]] * 2
 
 
 def unfreezing() -> models.Entry:

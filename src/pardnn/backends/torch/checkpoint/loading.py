@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.checkpoint.contents import memory
+from pardnn.backends.torch.checkpoint.phases import Phases
+from pardnn.backends.torch.checkpoint.unread import UnreadState, owners_of
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.partition_ops import box_view
+from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.checkpoint.directory import read_manifest, resolve
 from pardnn.checkpoint.manifest import (
     Manifest,
     Piece,
@@ -25,20 +30,67 @@ from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
-#: What is to be done where the graphs so far read less than those of the run that saved.
-_TURNS = (
-    " Where calls take turns, some adding to gradients and one updating, make a call of each kind "
-    "before `load`, which puts back what they change."
-)
+#: What is to be done where calls have made state that the checkpoint is without.
+_BEFORE = " Where a call of the step makes such state, load before the first such call."
 
 
-def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
+def agreed_manifest(
+    root: Path,
+    step: int | None,
+    world: World,
+    phases: Phases,
+    check: Callable[[Manifest, str], None],
+) -> tuple[Path, Manifest]:
+    """Return the directory of a step and its manifest, the same on all ranks.
+
+    Args:
+        root: Of the run.
+        step: Number of trained steps; None for the latest.
+        world: This rank's connections.
+        phases: Of this load.
+        check: Raises unless a manifest fits; takes what names the checkpoint, too.
+
+    Raises:
+        MismatchError: E521, if ranks read different files; what `check` raises, on all ranks.
+    """
+    chosen = phases.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
+    directory, manifests = root / chosen, list[Manifest]()
+
+    def checked() -> str | None:
+        if not directory.is_dir():
+            raise MismatchError(
+                f"{str(directory)!r}, which rank 0 reads, is not there.\n"
+                "Checkpoints need a file system that all ranks share.",
+                code="E521",
+            )
+        manifests.append(read_manifest(directory))
+        check(manifests[0], f"checkpoint {str(directory)!r}")
+        return manifests[0].checksum
+
+    sums = phases.run(checked)
+    if any(each != sums[0] for each in sums):
+        raise MismatchError(
+            f"the ranks read different manifests in {str(directory)!r}.\n"
+            "Checkpoints need a file system that all ranks share.",
+            code="E521",
+        )
+    return directory, manifests[0]
+
+
+def check_tensors(
+    program: Program, manifest: Manifest, what: str, unread: UnreadState | None, binding: Binding
+) -> set[str]:
     """Check that a checkpoint holds exactly the state of a step.
 
     Args:
         program: What runs.
         manifest: Of the checkpoint.
         what: Names the checkpoint.
+        unread: States that no graph reads: a checkpoint may have others; None: it may not.
+        binding: Of the user's objects.
+
+    Returns:
+        The names of the states that no graph reads and that have a place.
 
     Raises:
         MismatchError: E520, naming the first tensor that is missing, superfluous, or of another
@@ -46,8 +98,12 @@ def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
     """
     saved = {tensor.name: tensor for tensor in manifest.tensors}
     own = {op.name: op for op in program.sources.values() if op.name in program.state}
-    missing = [name for name in own if name not in saved]
+    missing = [name for name in own if name not in saved and name not in (unread or ())]
     more = [name for name in saved if name not in own]
+    places = (
+        owners_of([saved[name] for name in more], binding) if more and unread is not None else {}
+    )
+    more = [name for name in more if name not in places]
     if missing or more:
         told = [
             f"{verb} {shown(names[0])}" + (f" and {len(names) - 1} more" if names[1:] else "")
@@ -58,11 +114,11 @@ def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
             f"{what} is of another model or optimizer: it {' and '.join(told)}"
             + (", which the step has not" if more else "")
             + ".\nBuild model and optimizer as they were when it was saved."
-            + _TURNS * (not missing and all(saved[name].kind == "state" for name in more)),
+            + _BEFORE * (not more and all(own[name].kind == "state" for name in missing)),
             code="E520",
             details={"missing": missing[:20], "unexpected": more[:20]},
         )
-    for name, op in own.items():
+    for name, op in ((name, op) for name, op in own.items() if name in saved):
         output, tensor = op.outputs[0], saved[name]
         shape = tuple(output.shape or ())
         if (tensor.shape, tensor.dtype) != (shape, output.dtype):
@@ -73,6 +129,7 @@ def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
                 code="E520",
                 details={"tensor": name},
             )
+    return places
 
 
 def fill(

@@ -14,7 +14,7 @@ import torch
 from pardnn import files
 from pardnn.backends.torch.checkpoint.contents import chunks, root_modules
 from pardnn.backends.torch.checkpoint.phases import Phases
-from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS
+from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS, encode
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.user_step.access import access_allowed
@@ -23,6 +23,7 @@ from pardnn.checkpoint.manifest import SavedTensor
 from pardnn.checkpoint.pieces import header, write_tensors
 from pardnn.checkpoint.verify import exported_names
 from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Tensor
 
 
 def export(
@@ -134,6 +135,43 @@ def _optimizer_sources(
         if index is not None:
             found.setdefault(index, {})[slots[0].key] = name
     return dict(sorted(found.items()))
+
+
+def scatter_state_dicts(
+    state: Mapping[str, Any],
+    binding: Binding,
+    exchange: Exchange,
+    known: Mapping[str, Tensor],
+    phases: Phases,
+    rank: int,
+) -> Any:
+    """Give each rank its share of the tensors of state dicts; return their Python values.
+
+    Args:
+        state: As for `given_tensors`; that of rank 0 counts.
+        binding: Of the user's objects.
+        exchange: Scatters their tensors.
+        known: Parameters, buffers and states of the step.
+        phases: Of this load.
+        rank: This rank.
+
+    Raises:
+        MismatchError: As `given_tensors` does, on all ranks.
+    """
+    kinds = {name: (tuple(each.shape or ()), each.dtype or "") for name, each in known.items()}
+    tensors: dict[str, torch.Tensor] = {}
+
+    def checked() -> Any:
+        if rank != 0:
+            return None
+        tensors.update(given_tensors(state, binding, kinds))
+        return [list(tensors), encode(given_values(state, binding), "state")]
+
+    names, values = phases.run(checked)[0]
+    with torch.no_grad():
+        for name in names:
+            exchange.scatter(name, tensors.get(name))
+    return values
 
 
 def given_tensors(

@@ -6,21 +6,25 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pardnn.backends.torch.checkpoint.contents import contents, root_modules, state_dict_keys
-from pardnn.backends.torch.checkpoint.loading import check_tensors, fill
+from pardnn.backends.torch.checkpoint.contents import (
+    contents,
+    guard_spread_objects,
+    root_modules,
+    state_dict_keys,
+)
+from pardnn.backends.torch.checkpoint.held import HeldNumbers
+from pardnn.backends.torch.checkpoint.loading import agreed_manifest, check_tensors, fill
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import (
     check_values,
     decode,
     encode,
-    held_values,
-    set_held_values,
     set_values,
     values_of,
 )
@@ -34,9 +38,9 @@ from pardnn.backends.torch.checkpoint.saving import (
 from pardnn.backends.torch.checkpoint.state_dicts import (
     export,
     gathered_state_dicts,
-    given_tensors,
-    given_values,
+    scatter_state_dicts,
 )
+from pardnn.backends.torch.checkpoint.unread import UnreadState
 from pardnn.backends.torch.checkpoint.weights import (
     LoadedKeys,
     Models,
@@ -51,12 +55,13 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import checksum
 from pardnn.backends.torch.user_step.access import SpreadObjects
-from pardnn.checkpoint.directory import Lock, check_steps, read_manifest, resolve
+from pardnn.checkpoint.directory import Lock, check_steps
 from pardnn.checkpoint.manifest import KEPT_BITS, Manifest
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
+from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_to_json
-from pardnn.plan.state_layout import places_of
+from pardnn.plan.state_layout import places_of, shard_of
 from pardnn.version import __version__
 
 
@@ -71,6 +76,8 @@ class TrainingState:
         spread: The user's objects that refuse to be read.
         key: Tells this step's exchanges from those of others on the same ranks.
         most_held: Returns the most bytes that this rank holds in a step of any graph on the state.
+        unread: What a checkpoint holds and no graph reads so far; None: such is refused.
+        graphs: Returns all graphs of the step, each with its binding; None: there is one.
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
@@ -86,6 +93,8 @@ class TrainingState:
         spread: SpreadObjects,
         key: str = "",
         most_held: Callable[[], int] = lambda: 0,
+        unread: UnreadState | None = None,
+        graphs: Callable[[], Iterable[tuple[Graph, Binding]]] | None = None,
     ) -> None:
         self.steps, self._kept_bits = 0, True
         self._most_held = most_held
@@ -94,6 +103,8 @@ class TrainingState:
         # Whole tensors in the user's models on rank 0, and their versions when they were put there.
         self._synced: list[tuple[str, torch.Tensor, int]] = []
         self._program, self._world, self._binding, self._live = program, world, binding, live
+        self._unread, self._of_graph = unread, (program, binding, live)
+        self._held = HeldNumbers(graphs or (lambda: [(program.whole, binding)]))
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
@@ -127,8 +138,8 @@ class TrainingState:
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
         self._synced, self._spread.is_whole = [], False
         residents = self._program.residents(self._world.rank)
-        values = {op.name: self._live[op.outputs[0].name] for op in residents}
-        self._binding.install(values, residents)
+        whole, live = self._program.sources, self._live
+        self._binding.install({shard_of(o, whole)[0]: live[o.outputs[0].name] for o in residents})
         return changed
 
     def follow(
@@ -139,9 +150,13 @@ class TrainingState:
         A graph that reads less, such as one of evaluation, leaves the rest where it was: the graph
         before it still says where everything is, unless something has moved.
         """
+        of_graph = program, binding, live
+        if self._unread is not None:
+            program, live = self._unread.beside(*of_graph)
         now, known, self.moved = program.state, self._program.state, list[str]()
         if now is known or now.keys() >= known.keys() - gone:
             self._program, self._binding, self._live = program, binding, live
+            self._of_graph = of_graph
         else:
             self.moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
 
@@ -180,7 +195,7 @@ class TrainingState:
             contents=contents(self._program, self._keys(), self.steps),
             values=self._live,
             manifest=self._manifest(extra),
-            random=self._random_checksum(),
+            random=checksum(torch.get_rng_state()) if random_ops(self._program.whole) else None,
             keep=keep,
         )
         key = self._key("save")
@@ -227,7 +242,7 @@ class TrainingState:
             files=(),
             numbers={
                 "objects": values_of(self._binding.stateful(), self._sources()),
-                "held": held_values(self._binding.held_numbers()),
+                "held": self._held.values(self._binding),
             },
             random=random_state(self._world.device),
             extra=encode(extra, "extra"),
@@ -240,9 +255,6 @@ class TrainingState:
             },
             versions={"pardnn": __version__, "torch": torch.__version__},
         )
-
-    def _random_checksum(self) -> int | None:
-        return checksum(torch.get_rng_state()) if random_ops(self._program.whole) else None
 
     def finish(self) -> None:
         """Wait until the save that goes on beside the steps is durable.
@@ -272,19 +284,10 @@ class TrainingState:
         self._take_back()
         root, world = Path(path), self._world
         phases = Phases(world, self._key("load"), f"loading {str(root)!r}")
-        chosen = phases.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
-        directory = root / chosen
-        manifests: list[Manifest] = []
-        sums = phases.run(lambda: self._checked(directory, manifests))
-        if any(each != sums[0] for each in sums):
-            raise MismatchError(
-                f"the ranks read different manifests in {str(directory)!r}.\n"
-                "Checkpoints need a file system that all ranks share.",
-                code="E521",
-            )
-        (manifest,) = manifests
+        directory, manifest = agreed_manifest(root, step, world, phases, self._check_fits)
         extra = decode(manifest.extra)
         self._torn_by = f"loading {str(directory)!r} failed"
+        phases.run(lambda: self._take(manifest))
         phases.run(
             lambda: fill(self._program, world.rank, self._live, directory, manifest, phases.tick)
         )
@@ -338,24 +341,11 @@ class TrainingState:
         self.finish()
         self._take_back()
         sources = {op.name: op.outputs[0] for op in self._program.sources.values()}
-        known = {
-            name: (tuple(sources[name].shape or ()), sources[name].dtype or "")
-            for name in self._program.state
-        }
-        tensors: dict[str, torch.Tensor] = {}
-
-        def checked() -> Any:
-            if self._world.rank != 0:
-                return None
-            tensors.update(given_tensors(state or {}, self._binding, known))
-            return [list(tensors), encode(given_values(state or {}, self._binding), "state")]
-
+        known = {name: sources[name] for name in self._program.state}
         phases = Phases(self._world, self._key("state"), "loading state dicts")
-        names, values = phases.run(checked)[0]
-        exchange = self._exchange()
-        with torch.no_grad():
-            for name in names:
-                exchange.scatter(name, tensors.get(name))
+        values = scatter_state_dicts(
+            state or {}, self._binding, self._exchange(), known, phases, self._world.rank
+        )
         set_values(values, self._binding.stateful(), self._sources())
 
     def sync_model(self) -> None:
@@ -376,25 +366,25 @@ class TrainingState:
     def _exchange(self) -> Exchange:
         return Exchange(self._program, self._world, self._live)
 
+    def _take(self, manifest: Manifest) -> None:
+        """Make room for what a checkpoint holds and no graph reads."""
+        if self._unread is not None:
+            self._unread.take(manifest, *self._of_graph[:2])
+            self._program, self._live = self._unread.beside(*self._of_graph)
+            guard_spread_objects(self._spread, self._program, self._binding)
+
     def _set_numbers(self, manifest: Manifest) -> None:
         objects, held = (manifest.numbers.get(key, {}) for key in ("objects", "held"))
         try:
             set_values(objects, self._binding.stateful(), self._sources())
-            set_held_values(held, self._binding.held_numbers())
+            self._held.set(held, self._binding)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"the numbers of the checkpoint are damaged: {error}"
             raise FileError(text, code="E435") from error
 
-    def _checked(self, directory: Path, manifests: list[Manifest]) -> str | None:
-        if not directory.is_dir():
-            raise MismatchError(
-                f"{str(directory)!r}, which rank 0 reads, is not there.\n"
-                "Checkpoints need a file system that all ranks share.",
-                code="E521",
-            )
-        manifest = read_manifest(directory)
-        what = f"checkpoint {str(directory)!r}"
-        check_tensors(self._program, manifest, what)
-        check_values(manifest.numbers.get("objects", {}), self._binding.stateful(), what)
-        manifests.append(manifest)
-        return manifest.checksum
+    def _check_fits(self, manifest: Manifest, what: str) -> None:
+        """Raise E520 unless a checkpoint is of this step."""
+        more = check_tensors(self._program, manifest, what, self._unread, self._binding)
+        objects, held = (manifest.numbers.get(key, {}) for key in ("objects", "held"))
+        check_values(objects, self._binding.stateful(), what, more)
+        self._held.check(held, objects, self._binding, what)

@@ -28,7 +28,12 @@ from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.object_graph import argument_names, walk_objects, walk_value
+from pardnn.backends.torch.user_step.object_graph import (
+    ObjectGraph,
+    argument_names,
+    walk_objects,
+    walk_value,
+)
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import (
     Source,
@@ -90,8 +95,7 @@ class Binding:
         # Now: what the step's objects hold, too, loses its data where other ranks keep it.
         self._of_tensors = BatchTensors(self._found_in(self.example())[0])
         self._starting = StartingNumbers(graph, self.sources, objects)
-        entries = setting_entries(objects, self._batch)
-        granted = list(granted_settings(graph, entries))
+        granted = list(granted_settings(graph, setting_entries(objects, self._batch)))
         self._ints -= {name for name, *_ in granted}
         # Those of the batch are guarded with it.
         settings = [each for each in granted if each[1].argument not in self._batch]
@@ -111,7 +115,11 @@ class Binding:
 
     def stateful(self) -> list[Entry]:
         """Return the models, optimizers, schedulers and gradient scalers that the step reaches."""
-        return walk_objects(self._step, self._args).stateful
+        return self.objects().stateful
+
+    def objects(self) -> ObjectGraph:
+        """Return what the step reaches now, but for the batch."""
+        return walk_objects(self._step, self._args)
 
     def held_numbers(self) -> dict[str, Source]:
         """Return the numbers of the user's objects that the step reads at every call, by name."""
@@ -202,7 +210,7 @@ class Binding:
         initial = self._initial[of]
         return None if initial is None else new_state(op, self._device, initial)
 
-    def install(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
+    def install(self, values: Mapping[str, Any]) -> None:
         """Put this rank's residents into the user's objects again, and drop those of other ranks.
 
         What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
@@ -210,13 +218,11 @@ class Binding:
         the shard's shape and storage.
 
         Args:
-            values: Of the residents, by name.
-            residents: Ops of this rank.
+            values: Of the residents, by the names of their sources.
         """
-        mine = {shard_of(op, self._whole)[0]: op for op in residents}
         for name, source in self.sources.items():
-            if name in mine:
-                source.set(values[mine[name].name])
+            if name in values:
+                source.set(values[name])
             elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
                 source.set(without_data(source.get()))
 
@@ -296,12 +302,8 @@ class Binding:
                 "too, or run one step of your own where the model and the optimizer are made.",
                 code="E806",
             )
-        values: dict[str, Any] = {}
-        for op in self._tensors:
-            if op.name in tensors:
-                values[op.name] = tensors[op.name]
-            else:
-                values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
+        names = (op.name for op in self._tensors)  # some are of tensors in param_groups
+        values = {n: tensors[n] if n in tensors else self.sources[n].get() for n in names}
         read = self._granted.take()
         if read is None:  # `changes` has not looked before
             if broken := list(self._granted.changes(numbers)):

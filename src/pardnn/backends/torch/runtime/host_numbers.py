@@ -22,13 +22,12 @@ from pardnn.backends.torch.runtime.filled_containers import (
 )
 from pardnn.backends.torch.runtime.results import held_names
 from pardnn.backends.torch.user_step.held_numbers import (
-    all_numbers,
     containers,
-    missing_slots,
     objects_by_name,
     place,
     slot_of_name,
     slots_of,
+    slots_of_numbers,
 )
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
@@ -131,10 +130,7 @@ class HostNumbers:
         objects = walk_objects(step, list(args))
         live = {name: source.get() for name, source in self._sources.items()}
         tensors = {n: value for n, value in live.items() if isinstance(value, torch.Tensor)}
-        held = all_numbers(objects, {id(v): n for n, v in tensors.items()})
-        slots = {name: held[name][0] for name in wanted if name in held}
-        lacking = [name for name in wanted if name in self.program.initial and name not in slots]
-        slots |= missing_slots(lacking, objects, tensors)
+        slots = slots_of_numbers(wanted, objects, tensors, self.program.initial)
         for name in (name for name in wanted if name not in slots):
             slot = slot_of_name(objects, name)
             if slot is not None and slot.get() is None:  # the step puts a number there

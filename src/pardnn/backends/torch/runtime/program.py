@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
@@ -14,7 +15,7 @@ from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import made_peaks, peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
-from pardnn.plan.state_layout import STATE_KINDS, kept_shards, state_layout
+from pardnn.plan.state_layout import STATE_KINDS, Shard, kept_shards, state_layout
 
 
 class Program:
@@ -66,6 +67,7 @@ class Program:
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)
         self.state = state_layout(self.whole, plan)
+        self._beside: dict[int, list[str]] = {}
         marked = (self.loss.arguments or {}) if self.loss else {}
         self.result, self.effects = marked.get("result"), marked.get("effects", [])
         named = kept_names([self.result, self.effects])
@@ -122,9 +124,25 @@ class Program:
 
     def residents(self, rank: int) -> list[Op]:
         """Return the ops of a rank whose values outlive the step and must be given to it."""
-        return [
-            self.ops[name] for name in self.plan.order[rank] if self.ops[name].kind in STATE_KINDS
-        ]
+        placed = (*self.plan.order[rank], *self._beside.get(rank, ()))
+        return [self.ops[name] for name in placed if self.ops[name].kind in STATE_KINDS]
+
+    def beside(self, others: Iterable[tuple[Op, Sequence[tuple[Shard, Op]]]]) -> Program:
+        """Return this program as one of more state, which none of its ops reads.
+
+        Args:
+            others: Sources of no graph, each with its shards and their ops.
+        """
+        made = copy.copy(self)
+        made.sources, made.state, made.ops = {**self.sources}, {**self.state}, {**self.ops}
+        made._beside = {rank: [*names] for rank, names in self._beside.items()}
+        for source, shards in others:
+            made.sources[source.outputs[0].name] = source
+            made.state[source.name] = tuple(shard for shard, _ in shards)
+            made.ops |= {op.name: op for _, op in shards}
+            for shard, op in shards:
+                made._beside.setdefault(shard.device, []).append(op.name)
+        return made
 
     def largest_bytes(self, op: Op) -> int:
         """Return the bytes of the largest tensor that an op takes or makes."""

@@ -147,6 +147,17 @@ class LiveState:
         known = self._known.get(tensor) if isinstance(tensor, torch.Tensor) else None
         return None if known is None else known.held
 
+    def keep(self, source: Source, held: Held, value: torch.Tensor | None) -> None:
+        """Take over a state that no graph reads so far; all ranks call it.
+
+        Args:
+            source: Of a state that does not exist.
+            held: What each device holds of it.
+            value: What this rank does; None for nothing.
+        """
+        source.set(_hollow(held.tensor, source) if value is None else value)
+        self._keep(source, held, None)
+
     def forget(self, tensor: torch.Tensor) -> None:
         """Take a tensor for a new one from here on, whole on every rank."""
         self._known.pop(tensor, None)

@@ -2,7 +2,8 @@
 
 `trainer.calls += 1`, `state["step"] += 1`, `self.tau *= 0.99`: the number is read at each call, and
 what the step makes of it goes back after the step. It is found by its name, the path to it, on
-every rank alike; the name of optimizer state holds the parameter's name.
+every rank alike; the name of optimizer state holds the parameter's name. By such names optimizer
+states and gradients are found, too, that no call has made yet.
 
 Classes and modules of the user's hold numbers, too (`Model.tau`, `settings.weight`). No walk of a
 step's objects enters them, as a step may not change them; what changes between two calls is found
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,6 +24,7 @@ from pardnn.backends.torch.user_step.code_names import is_users_code
 from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph
 from pardnn.backends.torch.user_step.slots import (
     Attributes,
+    Entry,
     GlobalName,
     Slot,
     dotted,
@@ -190,8 +192,56 @@ def _within_tuples(slot: Slot, item: Any, value: Any) -> Iterator[Slot]:
             yield from _within_tuples(Slot(slot.holder, slot.key, (*slot.path, i)), each, value)
 
 
+class StateOwner(NamedTuple):
+    """What a state belongs to.
+
+    Attributes:
+        name: Of its parameter.
+        parameter: Itself.
+        optimizer: Whose state it is; None for a gradient.
+        key: In the optimizer's state of that parameter.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    optimizer: torch.optim.Optimizer | None
+    key: str
+
+    def slots(self) -> tuple[Slot, ...]:
+        """Return where it is held, and make room there; nothing for a gradient."""
+        if self.optimizer is None:
+            return ()
+        return (Slot(self.optimizer.state[self.parameter], self.key),)
+
+
+def state_owners(
+    names: Collection[str], parameters: Mapping[str, torch.Tensor], stateful: Iterable[Entry]
+) -> dict[str, StateOwner]:
+    """Return what states belong to, by their names; names of anything else are left out.
+
+    Args:
+        names: Such as "optimizer.state.net.weight.step" or "net.weight.grad".
+        parameters: Of the step, by name.
+        stateful: Objects of the step, optimizers among them.
+    """
+    gradients = {f"{n}.grad": StateOwner(n, p, None, "grad") for n, p in parameters.items()}
+    found = {name: gradients[name] for name in names if name in gradients}
+    by_id = {id(parameter): name for name, parameter in parameters.items()}
+    for entry in stateful:
+        if not isinstance(entry.value, torch.optim.Optimizer):
+            continue
+        path = with_tensor_names(entry.name, by_id)
+        prefixes = {f"{path}.state.{name}.": name for name in parameters}
+        for name in names:
+            prefix = max((p for p in prefixes if name.startswith(p)), key=len, default="")
+            if prefix:
+                own, key = prefixes[prefix], name.removeprefix(prefix)
+                found.setdefault(name, StateOwner(own, parameters[own], entry.value, key))
+    return found
+
+
 def missing_slots(
-    names: Iterable[str], objects: ObjectGraph, parameters: Mapping[str, Any]
+    names: Collection[str], objects: ObjectGraph, parameters: Mapping[str, Any]
 ) -> dict[str, Slot]:
     """Return the places of numbers that the first step would create; those of others are left out.
 
@@ -204,23 +254,34 @@ def missing_slots(
     for path, holder, content in objects.contents:
         if isinstance(content, dict) and not isinstance(holder, types.CellType | GlobalName):
             holders.setdefault(path, holder)  # a module comes before its tables
-    optimizers = [e for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
-    states = {
-        f"{entry.name}.state.{name}": (entry.value.state, parameter)
-        for entry in optimizers
-        for name, parameter in parameters.items()
-    }
-    found: dict[str, Slot] = {}
-    for name in names:
+    owners = state_owners(names, parameters, objects.stateful)
+    found = {name: slot for name, owner in owners.items() for slot in owner.slots()}
+    for name in (name for name in names if name not in owners):
         for parent, key in _splits(name):
-            if parent in states:
-                state, parameter = states[parent]
-                found[name] = Slot(state[parameter], key)
-                break
             if parent in holders:
                 found[name] = Slot(holders[parent], key)
                 break
     return found
+
+
+def slots_of_numbers(
+    names: Iterable[str],
+    objects: ObjectGraph,
+    tensors: Mapping[str, torch.Tensor],
+    created: Container[str],
+) -> dict[str, Slot]:
+    """Return the places of numbers that objects hold or the step would create.
+
+    Args:
+        names: Of numbers; those that have no place are left out.
+        objects: The object graph of the step.
+        tensors: Tensors of the step by name.
+        created: Names of those that need not be there.
+    """
+    held = all_numbers(objects, {id(value): name for name, value in tensors.items()})
+    found = {name: held[name][0] for name in names if name in held}
+    lacking = [name for name in names if name in created and name not in found]
+    return found | missing_slots(lacking, objects, tensors)
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from pardnn.backends.torch.user_step.held_numbers import StateOwner, state_owners, with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, holds_state, walk_objects
 from pardnn.backends.torch.user_step.slots import Entry, Slot, set_gradient
 from pardnn.errors import UnsupportedError
@@ -243,7 +244,7 @@ def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Ent
         for group in _groups(objects, batch):
             _tensor_source(group, batch, names)
     return {
-        _with_names(entry.name, names): entry
+        with_tensor_names(entry.name, names): entry
         for entry in objects.numbers
         if not (isinstance(entry.value, float) and is_live_number(entry, batch))
         and (entry.argument in batch or ".param_groups." in f".{entry.name}")
@@ -293,12 +294,7 @@ def _kind(group: list[Entry], batch: Sequence[int]) -> SourceKind:
 
 
 def _named(source: Source, names: dict[int, str]) -> Source:
-    return Source(_with_names(source.name, names), source.kind, source.slots)
-
-
-def _with_names(path: str, names: dict[int, str]) -> str:
-    """Put the parameter's name in the place of its id, which is all that the walk knew."""
-    return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), path)
+    return Source(with_tensor_names(source.name, names), source.kind, source.slots)
 
 
 def _unique(made: list[Source]) -> Iterator[Source]:
@@ -316,6 +312,12 @@ def outside(containers: Collection[str], found: Iterable[Source]) -> list[Source
     """Return the sources that lie in none of some containers, by their names."""
     prefixes = tuple(f"{name}." for name in containers)
     return [source for source in found if not source.name.startswith(prefixes)]
+
+
+def state_source(name: str, owner: StateOwner) -> Source:
+    """Return the source of a state that may not exist yet, and make room for it."""
+    parameter = owner.parameter if owner.optimizer is None else None
+    return Source(name, "state", owner.slots(), parameter)
 
 
 def gradient_source(parameter: Source) -> Source:
@@ -355,27 +357,19 @@ def _missing(
     ops = {op.name: op for op in graph.ops if op.kind in ("buffer", "state")}
     # In their order there, which is that in which the first step creates them.
     wanted = [name for name in ops if name not in existing]
-    parameters = [source for source in found if source.kind == "parameter"]
+    parameters = {source.name: source for source in found if source.kind == "parameter"}
     made: dict[str, Source] = {}
-    for parameter in parameters:
-        if f"{parameter.name}.grad" in wanted:
-            made[f"{parameter.name}.grad"] = gradient_source(parameter)
-    for entry in walk_objects(step, list(args)).stateful:
+    stateful = walk_objects(step, list(args)).stateful
+    for entry in stateful:
         if isinstance(entry.value, torch.nn.Module):
             for name in wanted:
                 prefix, _, key = name.rpartition(".")
                 if prefix == entry.name:
                     holder = _buffer_holder(entry.value, key, ops[name])
                     made[name] = Source(name, "buffer", (Slot(holder, key),))
-        if isinstance(entry.value, torch.optim.Optimizer):
-            path = _with_names(entry.name, {id(p.get()): p.name for p in parameters})
-            prefixes = {f"{path}.state.{p.name}.": p for p in parameters}
-            for name in wanted:
-                prefix = max((p for p in prefixes if name.startswith(p)), key=len, default="")
-                if prefix:
-                    holder = entry.value.state[prefixes[prefix].get()]
-                    key = name.removeprefix(prefix)
-                    made.setdefault(name, Source(name, "state", (Slot(holder, key),)))
+    tensors = {name: source.get() for name, source in parameters.items()}
+    for name, owner in state_owners(wanted, tensors, stateful).items():
+        made.setdefault(name, state_source(name, owner))
     return [made[op.name] for op in graph.ops if op.name in made]
 
 

@@ -1,0 +1,117 @@
+"""Numbers of the user's objects in a checkpoint: what the step counts, and what it only reads.
+
+Problem: each graph reads numbers of its own, and where calls take turns, the one that runs is not
+the one that counts. Idea: the numbers of all graphs so far are saved. What is loaded goes to its
+place in the objects, by name, whether a graph reads it already or one that is captured later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.checkpoint.python_values import decode, encode
+from pardnn.backends.torch.ops.host_program import host_program
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.user_step.held_numbers import slots_of_numbers
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Graph
+
+
+class HeldNumbers:
+    """The numbers that the graphs of a step read of the user's objects.
+
+    Args:
+        graphs: Returns all graphs of the step, each with its binding.
+    """
+
+    def __init__(self, graphs: Callable[[], Iterable[tuple[Graph, Binding]]]) -> None:
+        self._graphs = graphs
+        # Of numbers that a load has set: what was there before any, and what it has set.
+        self._before: dict[str, tuple[Any, Any]] = {}
+
+    def values(self, binding: Binding) -> dict[str, Any]:
+        """Return them as JSON types, by name, and those that a load has set for graphs to come.
+
+        Args:
+            binding: Of the user's objects.
+        """
+        now = {name: source.get() for name, source in self._places(self._before, binding).items()}
+        return {name: encode(value, name) for name, value in now.items() if value is not None}
+
+    def set(self, values: Mapping[str, Any], binding: Binding) -> None:
+        """Give the user's objects the numbers of a checkpoint.
+
+        What a load before has set and this checkpoint has not, no call had changed when it was
+        saved: it gets back what it was, unless something has changed it since.
+
+        Args:
+            values: Of `values`, checked.
+            binding: Of the user's objects.
+        """
+        places = self._places({**self._before, **values}, binding)
+        for name, value in values.items():
+            new, place = decode(value), places[name]
+            self._before[name] = self._before.get(name, (place.get(),))[0], new
+            place.set(new)
+        for name in self._before.keys() - values.keys():
+            before, loaded = self._before.pop(name)
+            if name in places and places[name].get() == loaded:
+                places[name].set(before)
+
+    def check(self, values: Mapping[str, Any], objects: Mapping[str, Any], binding: Binding,
+              what: str) -> None:  # fmt: skip
+        """Check that a checkpoint has what calls have counted, and the objects places for the rest.
+
+        Args:
+            values: Of the checkpoint.
+            objects: Its values of optimizers and schedulers, which hold numbers, too.
+            binding: Of the user's objects.
+            what: Names the checkpoint.
+
+        Raises:
+            MismatchError: E520, naming the first number.
+        """
+        places = self._places(values, binding)
+        if lacking := [name for name in values if name not in places]:
+            raise MismatchError(
+                f"{what} holds the number {shown(lacking[0])} ({len(lacking)} such), for which the "
+                "objects of the step have no place.\nBuild them as they were when it was saved. "
+                "Where a call of the step makes what holds it, make one before `load`, which puts "
+                "back what it changes.",
+                code="E520",
+                details={"unexpected": lacking[:20]},
+            )
+        own = tuple(f"{name}." for name in objects)
+        if lost := [n for n in self._counted() if n not in values and not n.startswith(own)]:
+            raise MismatchError(
+                f"{what} is of before the first call that changes {shown(lost[0])} ({len(lost)} "
+                "such), and the calls so far have changed it.\nLoad it in a new run, before any "
+                "call.",
+                code="E520",
+                details={"missing": lost[:20]},
+            )
+
+    def _known(self) -> dict[str, Source]:
+        return {n: s for _, each in self._graphs() for n, s in each.held_numbers().items()}
+
+    def _counted(self) -> set[str]:
+        """Return the names of the numbers that some graph so far writes."""
+        return {name for graph, _ in self._graphs() for name, _ in host_program(graph).writes}
+
+    def _places(self, names: Iterable[str], binding: Binding) -> dict[str, Source]:
+        """Return the places of numbers, whether a graph reads them so far or not."""
+        if not (names := list(names)):
+            return self._known()
+        live = {name: source.get() for name, source in binding.sources.items()}
+        tensors = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
+        slots = slots_of_numbers(names, binding.objects(), tensors, names)
+        found = {name: Source(name, "input", (slot,)) for name, slot in slots.items()}
+        # A key with a dot may be the path through a container that is not there yet.
+        there = {
+            n: s for n, s in found.items() if "." not in str(slots[n].key) or s.get() is not None
+        }
+        return there | self._known()
