@@ -23,7 +23,7 @@ from pardnn.plan.mesh import cut_points
 from pardnn.plan.state_layout import STATE_KINDS
 from pardnn.shard.microbatch.call_cut import BatchDim, CallCut, Mark, cut_call
 from pardnn.shard.microbatch.early_results import filled, is_counting
-from pardnn.shard.microbatch.runs import cut_in_runs
+from pardnn.shard.microbatch.runs import VIEWS, cut_in_runs
 from pardnn.shard.search.coarsening import OpCall, op_calls, storage_of
 from pardnn.shard.spmd.random_ops import is_random_op
 from pardnn.shard.tdl.language import Reducer
@@ -51,6 +51,21 @@ class BatchCut:
     def num_pieces(self) -> int:
         """Number of pieces."""
         return len(self.points) - 1
+
+    def counted(self, name: str) -> str:
+        """Return what has the same elements as a tensor, and is whole if there is such a one.
+
+        A view has the elements of what it views; how many of them count needs no order.
+        """
+        views = {
+            each.op.outputs[0].name: each.op.inputs[0]
+            for each in self.calls.values()
+            if each.op.kind in VIEWS and len(each.op.inputs) == 1
+        }
+        now = name
+        while now in self.made and now in views:
+            now = views[now]
+        return name if now in self.made else now
 
 
 def analyse_batch(graph: Graph, num_pieces: int, *, in_runs: bool = True) -> BatchCut:
@@ -176,7 +191,7 @@ def _joined_runs(calls: Sequence[OpCall], found: BatchCut) -> set[str]:
         cut = found.ops.get(call.op.name)
         if not read or (cut is None and filled(call.op) is not None):
             continue
-        if cut is None or is_counting(call.op):  # which reads its targets as a whole, too
+        if cut is None:
             joined.update(read.values())
             continue
         joined.update(
@@ -184,6 +199,9 @@ def _joined_runs(calls: Sequence[OpCall], found: BatchCut) -> set[str]:
             for slot, name in read.items()
             if cut.inputs.get(slot) is None and slot not in cut.unread
         )
+        if is_counting(call.op) and call.places["target"] in runs:  # rows are counted in all pieces
+            target = found.counted(str(call.places["target"]))
+            joined.update({target} & runs)
     return {maker[name].name for name in joined}
 
 

@@ -282,7 +282,7 @@ class _Writer:
         """Write the number of rows that count, from the targets alone; return its name."""
         total = op.outputs[1]
         args = (op.arguments or {})["args"]
-        target = self._whole(args[1]["tensor"], op)
+        target = self._whole(self.cut.counted(args[1]["tensor"]), op)
         shape = self.tensors[target].shape or ()
         counted = Tensor(
             name=f"{total.name}:rows", bytes=math.prod(shape), shape=shape, dtype="bool"

@@ -110,7 +110,7 @@ def _cut_rows(
         slot: Mark(in_order._replace(dim=mark.at.dim), True) for slot, mark in marks.items()
     }
     found = cut_call(number, together, points, written)
-    if found is None or not _is_alike(call, found, points[1] * scale * outer):
+    if found is None or not _is_alike(found, points[1] * scale * outer):
         return None
     cut = {slot for slot, at in found.inputs.items() if at is not None}
     results = [at for at in found.outputs if isinstance(at, BatchDim)]
@@ -125,15 +125,12 @@ def _cut_rows(
     )
 
 
-def _is_alike(call: Call, found: CallCut, begin: int) -> bool:
+def _is_alike(found: CallCut, begin: int) -> bool:
     """Whether an op does the same to each row, wherever that stands.
 
     Args:
-        call: The whole call.
         found: Its cut.
         begin: First row of the second piece: the loop takes one row at a time.
     """
-    is_same = all(
-        (piece.call.args, piece.call.kwargs) == (call.args, call.kwargs) for piece in found.pieces
-    )
-    return is_same and found.pieces[1].begin == begin
+    first, *others = ((piece.call.args, piece.call.kwargs) for piece in found.pieces)
+    return all(each == first for each in others) and found.pieces[1].begin == begin

@@ -185,8 +185,14 @@ def test_layers_that_put_the_sequence_first_are_cut(kind: str, batch_first: bool
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_rows_that_a_loss_counts_are_not_joined_in_runs(batch_first: bool) -> None:
-    assert_equal(*tokens("encoder", batch_first, "classes"), 2)
+def test_rows_that_a_loss_counts_are_counted_before_they_are_viewed(batch_first: bool) -> None:
+    """Targets of texts behind tokens: how many count needs no order, and so no join."""
+    graph, pieces = assert_equal(*tokens("encoder", batch_first, "classes"), 2)
+    assert pieces.points[-1] == 7
+    losses = [op.name for op in graph.ops if "nll_loss" in op.kind]
+    assert len(losses) == 2
+    assert {op.name.rpartition("@")[0] for op in pieces.ops}.issuperset(losses)
+    assert not [op.name for op in pieces.ops if op.name.endswith(":join")]
 
 
 def test_the_optimizer_runs_once_and_one_accumulator_is_held() -> None:
