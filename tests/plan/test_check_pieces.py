@@ -378,3 +378,9 @@ def test_two_pieces_are_enough(points: tuple[int, ...], are_two: bool) -> None:
 )
 def test_points_and_batches_are_those_of_the_graph(fields: dict[str, Any], message: str) -> None:
     assert re.search(message, _problems(**fields)[0])
+
+
+def test_pieces_of_rows_that_stand_apart_are_neither_sliced_nor_joined() -> None:
+    """Twice the batch in a row instead of two elements per sample: boxes of the same sizes."""
+    problems = _problems(batch=BATCH | {"u": (0, 1, 2)})
+    assert "op 'u:slice@0': it is no op of the graph" in "".join(problems)
