@@ -227,3 +227,30 @@ def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselve
     microbatched._in_pieces(problem, 4, ["pardnn"], decide, below=below)
     times = microbatched.FAR if few else microbatched.FAR_OF_LARGE
     assert asked == [(times * below, True)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best", "tried"),
+    [
+        ({4: 8.0, 8: 5.0, 16: 6.0, 32: 6.5}, 8, [4, 8, 16, 32]),
+        ({4: 5.0, 8: 6.0, 16: 7.0, 2: 5.5}, 4, [4, 8, 16, 2]),
+        ({4: 5.0, 8: 6.0, 16: 7.0, 2: 4.0}, 2, [4, 8, 16, 2]),
+        ({2: 4.0}, 2, [4, 2]),  # the batch has two samples
+        ({}, 1, [4, 2]),
+    ],
+)
+def test_stages_begin_with_a_quarter_of_the_devices(
+    seconds: dict[int, float], best: int, tried: list[int]
+) -> None:
+    asked = []
+    graph, cluster = small_case(0, seed=0)
+    staged = Best(Problem(graph, cluster, graph_costs(graph)))
+
+    def planned(number: int) -> Outcome:
+        asked.append(number)
+        if number not in seconds:
+            raise UsageError("too few samples", code="E226")
+        return Outcome("", None, 0, seconds[number], 0, 0.0)  # type: ignore[arg-type]
+
+    found = microbatched._best_number(staged, lambda n: staged.try_(lambda: planned(n)), 4)
+    assert (found, asked) == (best, tried)

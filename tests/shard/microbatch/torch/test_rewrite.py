@@ -13,9 +13,11 @@ from pardnn.errors import PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, Graph
 from pardnn.plan.check_pieces import pieces_problems
+from pardnn.plan.mesh import make_mesh
 from pardnn.plan.pieces import ADD, Pieces, piece_of
-from pardnn.shard.microbatch.analysis import most_pieces
+from pardnn.shard.microbatch.analysis import analyse_batch, most_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
+from pardnn.shard.recipes.data_parallel import data_parallel
 from pardnn.sim.peak import one_device_peak
 from testbed import small_models
 from tests.backends.torch import models, spmd
@@ -193,6 +195,46 @@ def test_rows_that_a_loss_counts_are_counted_before_they_are_viewed(batch_first:
     assert len(losses) == 2
     assert {op.name.rpartition("@")[0] for op in pieces.ops}.issuperset(losses)
     assert not [op.name for op in pieces.ops if op.name.endswith(":join")]
+
+
+def rows(kind: str) -> models.Entry:
+    """Return a step on rows of 2 tokens of 7 texts each, some of whose ops look at all rows."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        h = model[0](x.view(14, 6))
+        if kind == "norm":
+            h = model[1](h)
+        elif kind == "sum":
+            h = h + 0.1 * h.cumsum(0)
+        value = nn.functional.mse_loss(model[2](h).view(2, 7, 5), y)
+        value.backward()
+        optimizer.step()
+        return value
+
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    x = x[..., :6] if kind == "wide" else x[..., :6].contiguous()
+    return step, (model, optimizer, x, torch.randn(2, 7, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm", "sum", "wide"])
+def test_rows_that_are_read_as_a_whole_are_not_cut(kind: str) -> None:
+    """Nor those of an input that is no one run of memory: its slices cannot be viewed as rows."""
+    _, pieces = assert_equal(*rows(kind), 3)
+    if kind == "plain":
+        assert any(outer > 1 for _, _, outer in pieces.batch.values())
+
+
+def test_data_parallelism_keeps_to_boxes() -> None:
+    step, args = tokens("encoder", batch_first=False)
+    graph = capture(step, *args)
+    found = data_parallel(graph, make_mesh((7,)))
+    apart = [name for name, at in analyse_batch(graph, 7).dims.items() if at.outer > 1]
+    assert apart
+    assert all(found.layouts.get(name) in (None, (None,)) for name in apart)
 
 
 def test_the_optimizer_runs_once_and_one_accumulator_is_held() -> None:
