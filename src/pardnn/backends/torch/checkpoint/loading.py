@@ -67,13 +67,11 @@ def agreed_manifest(
         check(manifests[0], f"checkpoint {str(directory)!r}")
         return manifests[0].checksum
 
-    sums = phases.run(checked)
-    if any(each != sums[0] for each in sums):
-        raise MismatchError(
-            f"the ranks read different manifests in {str(directory)!r}.\n"
-            "Checkpoints need a file system that all ranks share.",
-            code="E521",
-        )
+    phases.agree(
+        checked,
+        f"the ranks read different manifests in {str(directory)!r}.\n"
+        "Checkpoints need a file system that all ranks share.",
+    )
     return directory, manifests[0]
 
 

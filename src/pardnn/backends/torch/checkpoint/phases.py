@@ -17,7 +17,7 @@ from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.failures import memory_reason
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
-from pardnn.errors import PardnnError, error_from
+from pardnn.errors import MismatchError, PardnnError, error_from
 
 #: Seconds between two signs of life of a rank that writes or reads.
 TICK_S = 1.0
@@ -75,6 +75,21 @@ class Phases:
                 self._gathered({})
             raise self._error(failed, rows[failed])
         return [each["value"] for each in rows]
+
+    def agree(self, phase: Callable[[], Any], otherwise: str) -> None:
+        """Run a phase that tells what this rank has read.
+
+        Args:
+            phase: Returns JSON types.
+            otherwise: What to say where ranks have read different things.
+
+        Raises:
+            MismatchError: E521, if they have.
+            PardnnError: As `run` does.
+        """
+        first, *others = self.run(phase)
+        if any(each != first for each in others):
+            raise MismatchError(otherwise, code="E521")
 
     def _error(self, rank: int, row: dict[str, Any]) -> PardnnError:
         where = f"{self._doing}, rank {rank}: " if self._world.size > 1 else f"{self._doing}: "

@@ -93,13 +93,10 @@ def agreed(
         found.extend(matched(weights, keys(), into, strict=strict))
         return weights.fingerprint
 
-    marks = phases.run(look)
-    if any(mark != marks[0] for mark in marks):
-        raise MismatchError(
-            f"the ranks find different weights in {shown(str(path))}.\n"
-            "Give each node the same files.",
-            code="E521",
-        )
+    phases.agree(
+        look,
+        f"the ranks find different weights in {shown(str(path))}.\nGive each node the same files.",
+    )
     return found[0], found[1]
 
 
