@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,9 +90,13 @@ def test_cuts_of_the_whole_batch_are_bounded_by_what_is_quick(
     problem = Problem(graph, cluster, graph_costs(graph), options)
     names = ["pardnn", microbatched.STAGES, "tofu", "zero-3"]
     found = microbatched.decide_microbatched(problem, names, whole)
-    first = [["pardnn", microbatched.STAGES], [microbatched.STAGES], ["tofu", "zero-3"]]
-    assert [each for each, _ in itertools.groupby(each for each, _ in asked)][:3] == first
-    assert {names[0]: below for names, below in asked}["tofu"] == min(STAGED.values())
+    stages, cuts = [microbatched.STAGES], ["tofu", "zero-3"]
+    placing = ["pardnn", *stages]
+    order = [each for each, _ in itertools.groupby(each for each, _ in asked)]
+    assert order[:4] == [stages, placing, stages, cuts]
+    below = {names[0]: below for names, below in reversed(asked)}
+    assert below["pardnn"] == microbatched.FAR * STAGED[2]
+    assert below["tofu"] == min(STAGED.values())
     assert (found.algorithm, found.makespan_s) == ("tofu", 4.0)
 
 
@@ -155,7 +160,10 @@ def test_mixed_plans_are_tried_of_more_pieces_until_they_fit(
 
 
 def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pieces wait for each other, so more may be better; of many pieces calls are small."""
+    """Few pieces wait for each other, so more may be better; of many pieces calls are small.
+
+    Two are tried before the whole batch, so nothing bounds them.
+    """
     graph, cluster = small_case(0, seed=0)
     costs = graph_costs(graph)
     problem = Problem(graph, cluster, costs, PlanOptions(microbatches="auto"))
@@ -182,7 +190,7 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
         [microbatched.STAGES],
         lambda *_: Outcome("", None, 0, seconds, 0, 0.0),  # type: ignore[arg-type]
     )
-    assert looked == [(4, seconds)]
+    assert looked == [(2, math.inf), (4, seconds)]
     assert found.makespan_s == min(seconds, 1.0)
 
 
@@ -203,7 +211,7 @@ def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
     monkeypatch.setattr(microbatched, "_in_pieces", lambda *_, **__: whole(problem, ["pardnn"]))
     names = ["pardnn", "owners", microbatched.STAGES, "tofu"]
     microbatched.decide_microbatched(problem, names, whole)
-    assert asked[0] == (False, microbatched.FAR * 9.0)
+    assert asked[1] == (False, microbatched.FAR * 9.0)
     assert (True, 9.0) in asked
 
 
@@ -235,8 +243,8 @@ def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselve
         ({4: 8.0, 8: 5.0, 16: 6.0, 32: 6.5}, 8, [4, 8, 16, 32]),
         ({4: 5.0, 8: 6.0, 16: 7.0, 2: 5.5}, 4, [4, 8, 16, 2]),
         ({4: 5.0, 8: 6.0, 16: 7.0, 2: 4.0}, 2, [4, 8, 16, 2]),
-        ({2: 4.0}, 2, [4, 2]),  # the batch has two samples
-        ({}, 1, [4, 2]),
+        ({2: 4.0}, 2, [4, 8, 2]),  # the batch has two samples
+        ({}, 1, [4, 8, 2]),
     ],
 )
 def test_stages_begin_with_a_quarter_of_the_devices(
@@ -252,5 +260,9 @@ def test_stages_begin_with_a_quarter_of_the_devices(
             raise UsageError("too few samples", code="E226")
         return Outcome("", None, 0, seconds[number], 0, 0.0)  # type: ignore[arg-type]
 
-    found = microbatched._best_number(staged, lambda n: staged.try_(lambda: planned(n)), 4)
-    assert (found, asked) == (best, tried)
+    def try_(number: int) -> bool:
+        return staged.try_(lambda: planned(number))
+
+    with microbatched._until_no_batch():
+        try_(4)
+    assert (microbatched._best_number(staged, try_, 4), asked) == (best, tried)

@@ -63,12 +63,13 @@ def _best(
 ) -> Outcome:
     """Return the best plan of 1, 2, 4 pieces and so on.
 
-    Rows are tried first, as many pieces as devices or a few times as many, then placements of the
-    whole batch, and stages of each number from a quarter of the devices on (fewer pieces keep a
-    pipeline of as many stages busy for less than a fifth of the time): all quick, and what they
-    take bounds the cuts of the whole batch, each of which takes seconds to partition. The other
-    algorithms then cut the batch in as many pieces as was best (`_others`). Where there are no
-    stages, they are tried of each number.
+    Rows are tried first, as many pieces as devices or a few times as many, then stages of a quarter
+    of the devices (fewer pieces keep a pipeline of as many stages busy for less than a fifth of the
+    time), which bound placements of the whole batch: of a step that takes thrice as long whole,
+    those cost 5 s of 60. Then follow stages of more pieces: all quick, and what they take bounds
+    the cuts of the whole batch, each of which takes seconds to partition. The other algorithms then
+    cut the batch in as many pieces as was best (`_others`). Where there are no stages, they are
+    tried of each number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
@@ -84,18 +85,21 @@ def _best(
         return staged.try_(lambda: in_pieces(number, quick, below))
 
     def in_whole(algorithms: Sequence[str], times: float = 1.0) -> None:
+        below = times * min(found.seconds, staged.seconds)
         if algorithms:
-            found.try_(lambda: decide(_only_below(problem, times * found.seconds), algorithms))
+            found.try_(lambda: decide(_only_below(problem, below), algorithms))
 
     count = 1
     if OWNERS in others:
         owned, count = best_owned(problem, lambda number: _owned(problem, number, decide))
         found.take(owned)
     rows = found.seconds
-    whole = _may_be_below(problem, names, rows)
+    first = 2 if quick == others else max(2, 1 << problem.cluster.num_devices.bit_length() >> 3)
+    with _until_no_batch():
+        tried(first)
+    whole = _may_be_below(problem, names, min(rows, staged.seconds))
     in_whole([name for name in whole if name not in SHARDED], _far(problem))
-    first = 2 if quick == others else 1 << problem.cluster.num_devices.bit_length() >> 3
-    number = _best_number(staged, tried, max(2, first))
+    number = _best_number(staged, tried, first)
     count = number if staged.seconds < rows else count
     found.take(staged)
     in_whole([name for name in whole if name in SHARDED])
@@ -106,22 +110,21 @@ def _best(
 
 
 def _best_number(staged: Best, tried: Callable[[int], bool], first: int) -> int:
-    """Try numbers of pieces, from a first one on; return the best one, 1 if there is none.
+    """Try numbers of pieces, after a first one; return the best one, 1 if there is none.
 
     Fewer are tried where the first one was best, or nothing fits.
 
     Args:
-        staged: What was found.
+        staged: What was found of the first one.
         tried: Tries one number; whether it is better than those before.
         first: A power of 2.
     """
-    best = 1
+    best = 1 if staged.found is None else first
     with _until_no_batch():
-        for number in counts():
-            if number >= first:
-                best = number if tried(number) else best
-                if staged.is_done(number):
-                    break
+        for number in (each for each in counts() if each > first):
+            if staged.is_done(number // 2):
+                break
+            best = number if tried(number) else best
     with _until_no_batch():
         while (first := first // 2) > 1 and (best == 2 * first or staged.found is None):
             best = first if tried(first) else best
