@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
+from pardnn.cost.costs import Costs
 from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.outcome import Outcome
+from pardnn.planner.polished import polished
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
@@ -53,11 +57,40 @@ def _cut(problem: Problem, pieces: Pieces) -> Problem:
         known = scaled_costs(graph, costs, cut)
     else:
         known = partitioned_costs(graph, cut, cluster, costs)
+    return _of_pieces(problem, pieces, cut, known)
+
+
+def _of_pieces(problem: Problem, pieces: Pieces, cut: Graph, costs: Costs) -> Problem:
     step = CutStep(
-        graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch),
+        problem.graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch),
         len(pieces.points) - 1, problem.step.stages,
     )  # fmt: skip
-    return constrained(dataclasses.replace(problem, graph=cut, costs=known, cut=step))
+    return constrained(dataclasses.replace(problem, graph=cut, costs=costs, cut=step))
+
+
+def polished_pieces(problem: Problem, outcome: Outcome) -> Outcome:
+    """Improve a placement of a cut batch by local search.
+
+    Args:
+        problem: The step with its batch whole.
+        outcome: From `completed`, without second calls and without state on the host.
+    """
+    begun, made = time.perf_counter(), outcome.sharded
+    assert made is not None
+    pieces = made.plan.pieces
+    assert pieces is not None
+    inner = _of_pieces(problem, pieces, made.graph, made.costs)
+    log = SearchLog(within=problem.log, part=f"{len(pieces.points) - 1} pieces, ")
+    log.trying("local search from stages")
+    found = polished(dataclasses.replace(inner, log=log), [outcome._replace(sharded=None)])
+    plan = dataclasses.replace(plan_from_arrays(made.graph, found.plan), pieces=pieces)
+    return found._replace(
+        planning_s=time.perf_counter() - begun,
+        sharded=made._replace(
+            plan=plan, arrays=found.plan, makespan_s=found.makespan_s,
+            transfer_bytes=found.transfer_bytes,
+        ),
+    )  # fmt: skip
 
 
 def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
