@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,3 +267,23 @@ def test_stages_begin_with_a_quarter_of_the_devices(
     with microbatched._until_no_batch():
         try_(4)
     assert (microbatched._best_number(staged, try_, 4), asked) == (best, tried)
+
+
+@pytest.mark.parametrize("of_stages", [2.0, 1.1])
+def test_only_stages_near_the_best_plan_are_improved(
+    of_stages: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(microbatches="auto"))
+    made = SimpleNamespace(graph=graph)
+
+    def outcome(name: str, seconds: float) -> Outcome:
+        return Outcome(name, None, 0, seconds, 0, 0.0, sharded=made)  # type: ignore[arg-type]
+
+    stages = outcome(microbatched.STAGES, of_stages)
+    monkeypatch.setattr(microbatched, "_in_pieces", lambda *_, **__: stages)
+    monkeypatch.setattr(microbatched, "polished_pieces", lambda _, each: outcome("better", 0.5))
+    whole = outcome("pardnn", 1.0)
+    names = ["pardnn", microbatched.STAGES]
+    found = microbatched.decide_microbatched(problem, names, lambda *_: whole)
+    assert found.algorithm == ("better" if of_stages < microbatched.FAR else "pardnn")

@@ -16,11 +16,12 @@ from pardnn.api.advice import planned
 from pardnn.api.draw import draw_plan
 from pardnn.api.simulate import simulate
 from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
+from pardnn.errors import InfeasibleError, InvalidPlanError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.place.recompute import search
 from pardnn.plan.check import check_plan
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import check_state_kept
@@ -338,9 +339,26 @@ def test_an_error_names_the_option_that_was_tried(monkeypatch: pytest.MonkeyPatc
     assert "--offload" not in str(failure.value)
 
 
-def test_constraints_do_not_take_it() -> None:
-    with pytest.raises(UsageError, match="constraints"):
-        PlanOptions(constraints=(pardnn.pin("x", 0),), offload=True)
+@pytest.mark.parametrize(
+    "demanded",
+    [
+        (pardnn.pin("s0", 1), pardnn.pin("s3", 0)),
+        (pardnn.forbid(0, what="s1"),),
+        (pardnn.together("s0", "s1"),),
+        (pardnn.apart("s0", "s1"),),
+    ],
+    ids=lambda demanded: demanded[0].kind,
+)
+@pytest.mark.parametrize("algorithm", ["auto", "heft"])
+def test_constraints_hold_beside_it(demanded: tuple[Constraint, ...], algorithm: str) -> None:
+    graph, cluster = states([MIB] * 4), Cluster.uniform(2, memory=5 * MIB)
+    options = {"algorithm": algorithm, "reserve": 0.0, "constraints": demanded}
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, cluster, **options)
+    plan = pardnn.plan(graph, cluster, offload=True, **options)
+    assert plan.offload
+    assert plan.constraints == demanded
+    check_plan(graph, plan)
 
 
 @pytest.mark.parametrize("most", range(1, 10))

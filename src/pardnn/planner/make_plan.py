@@ -204,7 +204,6 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
 
 def _best_of(problem: Problem, names: Sequence[str], decide: Decide | None = None) -> Outcome:
     """Run algorithms on a problem; state may be on the host if the options say so."""
-    problem = constrained(problem)
     if problem.options.offload or lies_on_host(problem):
         within = functools.partial(_on_devices, decide=decide)
         return decide_offloaded(problem, names, within)
@@ -213,7 +212,7 @@ def _best_of(problem: Problem, names: Sequence[str], decide: Decide | None = Non
 
 def _on_devices(problem: Problem, names: Sequence[str], decide: Decide | None = None) -> Outcome:
     """Run algorithms on a problem; ops may be called a second time if the options say so."""
-    decide = decide or best_once
+    problem, decide = constrained(problem), decide or best_once
     if problem.options.recompute:
         return decide_recomputed(problem, names, decide)
     return decide(problem, names)
@@ -225,7 +224,8 @@ def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     polish = _is_polished(problem, num_ops)
     is_placing = any(name not in SHARDED for name in names)
     may_solve = polish and is_placing and problem.start is None
-    solvers = solvers_to_try(problem.options.algorithm, num_ops) if may_solve else ()
+    devices = problem.cluster.num_devices
+    solvers = solvers_to_try(problem.options.algorithm, num_ops, devices) if may_solve else ()
     return decide_best(problem, names, polish=polish, solvers=solvers)
 
 

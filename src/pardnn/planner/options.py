@@ -150,13 +150,6 @@ class PlanOptions:
             raise UsageError(
                 f"wishes have a price in seconds of one step; the objective is {self.objective}"
             )
-        if self.offload and self.constraints:
-            raise UsageError(
-                "constraints do not hold for state on the host yet: "
-                f"{shown(str(self.constraints[0]))}.\n"
-                "Plan without offload, or without constraints.",
-                code="E246",
-            )
 
     def _check_ordered(self, what: str) -> None:
         """Check that ops run in the plan's own order.

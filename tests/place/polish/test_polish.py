@@ -299,9 +299,10 @@ def test_auto_asks_the_solvers_that_are_installed(monkeypatch: pytest.MonkeyPatc
     names = tuple(name for name in ("metis", "m-sct") if find_spec(MODULES[name]))
     known = {name: (100, MODULES[name]) for name in MODULES} | {"none": (9, "no")}
     monkeypatch.setattr(algorithms, "AUTO_SOLVERS", known)
-    assert algorithms.solvers_to_try("auto", 40) == names
-    assert algorithms.solvers_to_try("auto", 101) == ()
-    assert algorithms.solvers_to_try("heft", 40) == ()
+    assert algorithms.solvers_to_try("auto", 40, 3) == names
+    assert algorithms.solvers_to_try("auto", 101, 3) == ()
+    assert algorithms.solvers_to_try("auto", 40, 4) == ()
+    assert algorithms.solvers_to_try("heft", 40, 3) == ()
     graph = random_graph(4, 40, "in-tree")
     cluster, costs = cluster_of(3), graph_costs(graph)
     problem = Problem(graph, cluster, costs, PlanOptions(reserve=0.0))

@@ -24,7 +24,9 @@ from pardnn.plan.pieces import INTO, Pieces
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner import portfolio
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import make_plan
+from pardnn.planner.make_plan import finished, make_plan
+from pardnn.planner.microbatches.decide import in_stages
+from pardnn.planner.microbatches.in_pieces import completed, polished_pieces, problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from tests.backends.torch import models
@@ -281,7 +283,23 @@ def test_what_does_not_fit_is_told_that_pieces_would_do(monkeypatch: pytest.Monk
     assert found.pieces is not None
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 2}, {"recompute": True}])
+def test_local_search_improves_stages_within_the_limit() -> None:
+    alone = planned(4, "single", devices=1).predicted
+    assert alone is not None
+    cluster = Cluster.uniform(3, memory=int(0.9 * alone.peak_bytes[0]))
+    options = PlanOptions(microbatches="auto", costs="v100", reserve=0.0)
+    problem = Problem(graph(), cluster, costs_for(graph(), cluster, "v100"), options)
+    pieces, inner = problem_in_pieces(problem, 4, 1)
+    stages = completed(problem, inner, pieces, in_stages(problem, inner))
+    found = [polished_pieces(problem, stages) for _ in range(2)]
+    assert found[0].makespan_s < 0.99 * stages.makespan_s
+    plans = [finished(problem, each)[0] for each in found]
+    assert plan_problems(graph(), plans[0]) == []
+    assert plan_to_json(plans[0]) == plan_to_json(plans[1])
+    assert plans[0].pieces == pieces
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"recompute": True}, {"offload": True}])
 @pytest.mark.parametrize("algorithm", ["modulo", "heft"])
 def test_constraints_hold_of_every_piece_and_second_call(options, algorithm: str) -> None:
     demanded = [pardnn.pin("layer:model.1", 1), pardnn.apart("layer:model.2", "layer:model.3")]

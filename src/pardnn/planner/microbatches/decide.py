@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.graph.ir import Graph
 from pardnn.place.polish.polish import FEW_OPS
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
@@ -98,11 +99,11 @@ def _best(
     with _until_no_batch():
         tried(first)
     whole = _may_be_below(problem, names, min(rows, staged.seconds))
-    in_whole([name for name in whole if name not in SHARDED], _far(problem))
+    in_whole([name for name in whole if name not in SHARDED], _far(problem.graph))
     number = _best_number(staged, tried, first)
     count = number if staged.seconds < rows else count
-    if quick != others and staged.seconds < _far(problem) * found.seconds:
-        _polish(problem, staged)
+    if quick != others:
+        _polish(problem, staged, found.seconds)
     found.take(staged)
     in_whole([name for name in whole if name in SHARDED])
     if others and quick != others:
@@ -111,14 +112,22 @@ def _best(
     return found.best()
 
 
-def _polish(problem: Problem, staged: Best) -> None:
-    """Improve the best stages by local search: of 12 layers of T5 on 16 devices by 8 to 14 %."""
+def _polish(problem: Problem, staged: Best, below: float) -> None:
+    """Improve the best stages by local search: of 12 layers of T5 on 16 devices by 8 to 14 %.
+
+    Args:
+        problem: The step with its batch whole.
+        staged: The best stages of any number of pieces.
+        below: Seconds of the best plan of another kind: far above it they stay as they are.
+    """
     options, outcome = problem.options, staged.found
     is_plain = not (options.recompute or options.offload) and problem.start is None
     is_timed = options.objective == "seconds" and options.policy == "order"
     if outcome is None or outcome.sharded is None or not (is_plain and is_timed):
         return
-    if is_polished(options.algorithm, len(outcome.sharded.graph.ops)):
+    cut = outcome.sharded.graph
+    is_near = outcome.makespan_s < _far(cut) * below
+    if is_near and is_polished(options.algorithm, len(cut.ops)):
         staged.try_(lambda: polished_pieces(problem, outcome))
 
 
@@ -286,14 +295,14 @@ def _spread(
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
     pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
     _check_may_be_below(inner, below)
-    inner = _only_below(inner, _far(inner) * below)
+    inner = _only_below(inner, _far(inner.graph) * below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return completed(problem, inner, pieces, outcome)
 
 
-def _far(problem: Problem) -> float:
-    """Return times the best seconds known, from which on no plan is improved."""
-    return FAR if len(problem.graph.ops) <= FEW_OPS else FAR_OF_LARGE
+def _far(graph: Graph) -> float:
+    """Return times the best seconds known, from which on no plan of a graph is improved."""
+    return FAR if len(graph.ops) <= FEW_OPS else FAR_OF_LARGE
 
 
 def _only_below(problem: Problem, seconds: float) -> Problem:

@@ -189,8 +189,9 @@ def on_host(problem: Problem, chosen: set[str], names: Sequence[str], decide: De
     moved = sum(op.outputs[0].bytes for op in whole.ops if op.name in chosen)
     note = f"optimizer state on the host: {moved / (1 << 20):.4g} MiB in {len(offload)} tensors"
     log = SearchLog(within=problem.log, part="state on the host, ")
-    step = None if problem.cut is None else dataclasses.replace(problem.cut, cut=graph)
-    inner = dataclasses.replace(problem, graph=graph, costs=costs, cut=step, log=log)
+    step = dataclasses.replace(problem.step, cut=graph)
+    # Devices that constraints allow are by numbers of ops: `decide` finds those of this graph.
+    inner = dataclasses.replace(problem, graph=graph, costs=costs, cut=step, log=log, allowed=None)
     found = decide(inner, names)
     sharded = found.sharded
     plan = plan_from_arrays(graph, found.plan) if sharded is None else sharded.plan

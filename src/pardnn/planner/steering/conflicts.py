@@ -79,7 +79,8 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
     """
     demanded, options = hard(problem.options.constraints), problem.options
     is_asked = any(each.kind == "pieces" for each in demanded)
-    if not demanded or options.recompute or (options.microbatches is not None and not is_asked):
+    is_rewritten = options.recompute or options.offload  # parts are not planned so
+    if not demanded or is_rewritten or (options.microbatches is not None and not is_asked):
         return error
     if _is_torn(problem, demanded):
         odds = irreducible(demanded, lambda part: _is_torn(problem, part))

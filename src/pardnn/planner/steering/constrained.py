@@ -67,8 +67,10 @@ def meant_by(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Named
 
 
 def _setting(problem: Problem) -> Setting:
-    graph = problem.graph
-    return Setting(graph.arrays, problem.machine, problem.capacities, first_overwrites(graph))
+    graph, machine, capacities = problem.graph, problem.machine, problem.capacities
+    # What does not fit may do so with state on the host.
+    room = [None if problem.options.offload else size for size in capacities]
+    return Setting(graph.arrays, machine, room, first_overwrites(graph))
 
 
 def _work(problem: Problem) -> Float64[ndarray, "n k"]:

@@ -1,5 +1,7 @@
 """Names of sources and places: what they may be called, and what else has the same name."""
 
+import subprocess
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.user_step.code_names import is_typed
 from tests.backends.torch.stepping import Entry, assert_as_eager, assert_leaves_as_eager, small
 
 
@@ -118,3 +121,46 @@ def test_a_new_number_of_the_object_whose_method_the_step_is() -> None:
         return counting.step, (counting.x, counting.y), counting
 
     assert_leaves_as_eager(make)
+
+
+def test_a_step_that_was_typed_and_is_in_no_file() -> None:
+    """Its globals are the user's, and what changes in them is followed."""
+    script = """
+import torch, pardnn
+from torch import nn
+torch.manual_seed(0)
+tau, batches = 2.0, torch.randn(2, 2, 4)
+def train(wrap):
+    global tau
+    net = nn.Linear(4, 4)
+    nn.init.ones_(net.weight), nn.init.ones_(net.bias)
+    globals().update(net=net, opt=torch.optim.SGD(net.parameters(), 0.1))
+    one, tau, losses = wrap(step), 2.0, []
+    for x in batches:
+        losses.append(float(one(x)))
+        tau *= 1.5
+    return losses
+def step(x):
+    opt.zero_grad()
+    loss = (net(x) / tau).square().mean()
+    loss.backward()
+    opt.step()
+    return loss
+assert train(lambda step: step) == train(pardnn.parallelize)
+net = nn.Linear(4, 4)
+opt = torch.optim.SGD(net.parameters(), 0.1)
+print({op.source for op in pardnn.capture(step, batches[0]).ops})
+"""
+    found = subprocess.run(
+        [sys.executable, "-"], input=script, text=True, capture_output=True, check=True
+    )
+    assert "<stdin>:18" in found.stdout
+
+
+def test_text_is_typed_where_no_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that libraries make, such as that of dataclasses, has the name of what `-c` gives."""
+    assert not is_typed("<string>")
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    assert is_typed("<string>")
+    assert is_typed("<ipython-input-3-0123456789ab>")
+    assert not is_typed("<frozen importlib._bootstrap>")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.trace_ir import Call
+from pardnn.backends.torch.user_step.code_names import is_typed
 
 #: A line beyond it is the remainder: of a function in other words, see `choices.normal_form`.
 LINES = 100_000
@@ -26,7 +27,8 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 
 
 def _is_internal(module: str, filename: str) -> bool:
-    if module.split(".")[0] in _INTERNAL_PACKAGES or filename.startswith("<"):
+    is_made = filename.startswith("<") and not is_typed(filename)
+    if module.split(".")[0] in _INTERNAL_PACKAGES or is_made:
         return True
     return filename.startswith(_STDLIB) and "-packages/" not in filename
 

@@ -14,6 +14,8 @@ from typing import Any
 _LIBRARY_ROOTS = tuple(
     {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
 )
+#: How Python's prompt, others, and documentation that is tested name what is typed.
+_TYPED = ("<stdin>", "<console>", "<input>", "<ipython-input", "<python-input", "<doctest")
 #: Functions of `operator` that tell one object from another.
 _IDENTITY = frozenset({"is_", "is_not"})
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
@@ -59,14 +61,26 @@ def object_question(code: types.CodeType) -> str | None:
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to Python, an installed package, or pardnn itself."""
     if filename.startswith("<"):
-        return True
+        return not is_typed(filename)
     path = str(Path(filename).resolve())
     inside = any(path.startswith(root + "/") for root in _LIBRARY_ROOTS)
     return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
 
 
+def is_typed(filename: str) -> bool:
+    """Whether this is what code is named after that was typed at a prompt, or given by `-c`.
+
+    Code that libraries make of text, such as that of dataclasses, is named `<string>` as well.
+    """
+    if filename == "<string>":
+        return not hasattr(sys.modules["__main__"], "__file__")
+    return filename.startswith(_TYPED)
+
+
 def is_library_module(module: Any) -> bool:
     """Whether a module, or a folder of modules without a file of its own, is of a library."""
+    if module is sys.modules["__main__"]:
+        return False
     # What it holds, not what it answers: `torch.classes` makes something of any name.
     held = getattr(module, "__dict__", {})
     files = [held.get("__file__"), *(held.get("__path__") or ())]
