@@ -13,7 +13,7 @@ from torch import nn
 
 from pardnn.backends.torch.devices import one_element
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.session.absent import mark_absent
+from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.errors import PardnnError
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.session.test_rebound import eager, made, nothing, rows, scattered, trained
@@ -147,3 +147,25 @@ def test_ranks_that_hold_it_write_and_the_others_are_told() -> None:
     assert none == []
     assert "'model.2.weight' (test_absent.py:" in told[0]
     assert "'optimizer.state.model.2.weight.momentum_buffer' (test_absent.py:" in told[1]
+
+
+def test_what_was_whole_for_a_while_is_absent_again() -> None:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, model, optimizer = made()
+        fast = parallelize(step, model, optimizer, rows(4, 6), decide=scattered, device="cpu")
+        fast.sync_model()
+        is_whole = not any(p.isnan().any() for p in model.parameters())
+        fast(rows(4, 6))
+        told = 0
+        for parameter in model.parameters():
+            try:
+                parameter.data.mul_(1)
+            except PardnnError:
+                told += 1
+        return is_whole, told
+
+    (is_whole, first), (_, second) = (outcome.value for outcome in run_ranks(2, body))
+    assert is_whole
+    assert first > 0
+    assert first + second == len(list(made()[1].parameters()))

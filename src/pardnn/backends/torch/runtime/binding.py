@@ -26,6 +26,7 @@ from pardnn.backends.torch.runtime.input_checks import (
 )
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
+from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -225,6 +226,7 @@ class Binding:
                 source.set(values[name])
             elif source.kind != "input" and isinstance(live := source.get(), torch.Tensor):
                 source.set(one_element(live.shape, live.dtype, live.device))
+                mark_absent(source.get(), name)
 
     def mark_stepped(self) -> None:
         """Mark the optimizers as stepped: learning rate schedules warn otherwise."""

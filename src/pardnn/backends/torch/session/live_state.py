@@ -30,7 +30,7 @@ from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.session.absent import mark_absent
+from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.backends.torch.user_step.sources import Source, WholeTensor
 from pardnn.errors import UsageError
