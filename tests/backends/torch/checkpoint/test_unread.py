@@ -245,6 +245,24 @@ def test_state_of_parameters_that_the_optimizer_has_not_is_refused(tmp_path: Pat
     fast.close()
 
 
+@pytest.mark.parametrize("kind", ["momentum", "sgd"])
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_state_of_fewer_parameters_is_refused(kind: str, is_fresh: bool, tmp_path: Path) -> None:
+    """Before the first update, or without state, nothing else tells."""
+    step, (model, _, *rest) = adding(kind)
+    saved(tmp_path, (step, (model, OPTIMIZERS[kind](model[0].parameters()), *rest)))
+    fast, args = parallel(adding(kind))
+    called(fast, args, range(0 if is_fresh else 2))
+    with pytest.raises(MismatchError, match=r"has \[2\] parameters in groups|lacks") as caught:
+        fast.load(tmp_path)
+    assert caught.value.code == "E520"
+    state = fast.state_dict()
+    state["optimizer"]["param_groups"][0]["params"].pop()
+    with pytest.raises(MismatchError, match="has groups of"):
+        fast.load_state_dict(state)
+    fast.close()
+
+
 def test_a_count_in_what_a_call_makes_is_refused_before_that_call(tmp_path: Path) -> None:
     def made() -> models.Entry:
         step, args = adding("sgd")
