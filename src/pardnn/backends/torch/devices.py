@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,3 +66,9 @@ def plain(value: Any, device: torch.device | None = None) -> Any:
         return value
     value = value.detach()
     return value if device is None or value.device == device else value.to(device)
+
+
+def one_element(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of one element, NaN or 0 for integers, that has a shape."""
+    fill = float("nan") if dtype.is_floating_point else 0
+    return torch.full((), fill, dtype=dtype, device=device).expand(tuple(shape))

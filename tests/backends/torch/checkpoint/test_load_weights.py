@@ -97,7 +97,9 @@ def test_weights_from_files_train_as_on_one_device(
     if algorithm == "placed":
         assert (first[1], first[2]) == (losses, state)
     elif factory is tied:
-        assert all(close(a, b) for a, b in zip(first[1], losses, strict=True))
+        # The loss of transformers is float32, of weights of any type.
+        pairs = zip(first[1], losses, strict=True)
+        assert all(close(a, b, torch.float32, 1e-6) for a, b in pairs)
 
 
 def refused(one: Rank, state: dict[str, torch.Tensor], path: Path, **kwargs: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,14 +246,84 @@ def test_state_of_parameters_that_the_optimizer_has_not_is_refused(tmp_path: Pat
     fast.close()
 
 
-def test_a_count_in_what_a_call_makes_is_refused_before_that_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["momentum", "sgd"])
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_state_of_fewer_parameters_is_refused(kind: str, is_fresh: bool, tmp_path: Path) -> None:
+    """Before the first update, or without state, nothing else tells."""
+    step, (model, _, *rest) = adding(kind)
+    saved(tmp_path, (step, (model, OPTIMIZERS[kind](model[0].parameters()), *rest)))
+    fast, args = parallel(adding(kind))
+    called(fast, args, range(0 if is_fresh else 2))
+    with pytest.raises(MismatchError, match=r"has \[2\] parameters in groups|lacks") as caught:
+        fast.load(tmp_path)
+    assert caught.value.code == "E520"
+    state = fast.state_dict()
+    state["optimizer"]["param_groups"][0]["params"].pop()
+    with pytest.raises(MismatchError, match="has groups of"):
+        fast.load_state_dict(state)
+    fast.close()
+
+
+def in_a_new_dict(held: Any, is_third: bool) -> float:
+    if is_third:
+        held.made.setdefault("calls", {"all": 0})["all"] += 1
+    return 1 + held.made.get("calls", {"all": 0})["all"]
+
+
+def for_none(held: Any, is_third: bool) -> float:
+    if is_third:
+        held.value = (held.value or 0) + 1
+    return 1 + (held.value or 0)
+
+
+def of_text(held: Any, is_third: bool) -> float:
+    if is_third:
+        held.value = "warm"
+    return 2.0 if held.value == "warm" else 1.0
+
+
+def fresh(held: Any, is_third: bool) -> float:
+    if is_third:
+        held.value = {"rates": [0.5]}
+    return held.value["rates"][0] if held.value else 1.0
+
+
+@pytest.mark.parametrize("leave", [in_a_new_dict, for_none, of_text, fresh])
+@pytest.mark.parametrize("before", [3, 5])
+def test_what_some_calls_leave_is_there_for_those_after_a_load(
+    leave: Callable[[Any, bool], float], before: int, tmp_path: Path
+) -> None:
+    """The run that goes on has made none of them, and the first one was the last before 3."""
+
     def made() -> models.Entry:
         step, args = adding("sgd")
-        counts: dict[str, Any] = {}
+        held = SimpleNamespace(made={}, value=None)
+        return lambda *args: step(*args) * leave(held, args[-1] % 3 == 2), args
+
+    losses, _ = eager(made())
+    assert saved(tmp_path, made(), before) == losses[:before]
+    fast, args = parallel(made())
+    fast.load(tmp_path)
+    fast.save(tmp_path / "again")
+    fast.close()
+    fast, args = parallel(made())
+    fast.load(tmp_path / "again")
+    assert called(fast, args, range(before, CALLS)) == losses[before:]
+    fast.close()
+
+
+def test_a_count_in_an_object_that_a_call_makes_is_refused_before_that_call(
+    tmp_path: Path,
+) -> None:
+    def made() -> models.Entry:
+        step, args = adding("sgd")
+        held = SimpleNamespace(counts=None)
 
         def counting(*args):
-            counts.setdefault("calls", {"all": 0})["all"] += 1
-            return step(*args) * counts["calls"]["all"]
+            if held.counts is None:
+                held.counts = SimpleNamespace(all=0)
+            held.counts.all += 1
+            return step(*args) * held.counts.all
 
         return counting, args
 

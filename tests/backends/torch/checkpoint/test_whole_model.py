@@ -52,12 +52,12 @@ def optimizer_bits(state: dict[str, Any]) -> Any:
     return [sorted(rows), state["param_groups"][0]["params"]]
 
 
-def close(one: Any, other: Any) -> bool:
-    """Equal, or within a cut's tolerance: bits of doubles."""
+def close(one: Any, other: Any, dtype: torch.dtype = torch.float64, relative: float = 1e-9) -> bool:
+    """Equal, or within a cut's tolerance: bits of a type."""
     if one == other:
         return True
-    a, b = (torch.frombuffer(bytearray.fromhex(x), dtype=torch.float64) for x in (one, other))
-    return torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    a, b = (torch.frombuffer(bytearray.fromhex(x), dtype=dtype) for x in (one, other))
+    return torch.allclose(a, b, rtol=relative, atol=1e-12)
 
 
 def trained(one: Rank) -> None:

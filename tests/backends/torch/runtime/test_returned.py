@@ -6,6 +6,7 @@ import collections
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ STRUCTURES: dict[str, Callable[..., Any]] = {
     "numbers": lambda model, x, y, loss, logits: (
         loss, loss.item(), (logits.argmax(1) == y).sum().item(), (loss > 1).item(), loss.item() / 9,
     ),
-    "integers": lambda model, x, y, loss, logits: (loss, logits.argmax(1), y, float("inf")),
+    "integers": lambda model, x, y, loss, logits: (loss, logits.argmax(1), y, math.inf, y.shape),
 }  # fmt: skip
 
 

@@ -7,16 +7,20 @@ import functools
 import gc
 import logging
 import multiprocessing
+import random
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
 import torch
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.user_step.object_graph import walk_value
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, weighed
@@ -390,3 +394,28 @@ def test_settings_of_a_gradient_scaler_may_change(name: str) -> None:
         return {2: torch.full((4, 5), float("inf"))} if i == 3 else {}
 
     assert_leaves_as_eager(make, 6, given, between=between)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        dict,
+        list,
+        tuple,
+        set,
+        torch.Tensor,
+        torch.nn.Linear,
+        torch.optim.SGD,
+        type,
+        types.FunctionType,
+    ],
+)
+def test_what_only_says_that_it_is_a_container_or_module_is_refused(spec: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"'held\.callback' is a Mock that says") as caught:
+        walk_value({"callback": Mock(spec=spec)}, "held")
+    assert caught.value.code == "E801"
+
+
+def test_mocks_of_other_classes_are_objects() -> None:
+    for each in (Mock(), MagicMock(), Mock(spec=logging.Logger), Mock(spec=random.Random)):
+        assert id(each) in walk_value([each], "held").seen

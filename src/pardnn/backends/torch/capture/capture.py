@@ -45,7 +45,7 @@ from pardnn.backends.torch.capture.first_step.opening import (
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
-from pardnn.backends.torch.capture.numbers.first_numbers import Numbers, put_back
+from pardnn.backends.torch.capture.numbers.first_numbers import Numbers, numbers_around, put_back
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import stepped
 from pardnn.backends.torch.capture.numbers.selection import (
@@ -85,7 +85,6 @@ from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.traces import Traces
 from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.backends.torch.user_step.held_numbers import values_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     WholeOf,
@@ -330,16 +329,15 @@ class _Session:
     def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors, Assignments]:
         """Trace the first step; return its trace, what the objects hold after it, what it made."""
         live = sources_of(self.original, self.traces.batch)
-        before = values_by_name(self.original.contents, tensor_names(live))
+        before = self.original, tensor_names(live)
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
         first.filled = self.traces.recorders.take_filled(first.stood_for)
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}
         assignments, settled = Assignments(first, kept, self.traces.objects), self.traces.objects()
-        names = tensor_names(sources_of(settled, self.traces.batch))
-        after = values_by_name(settled.contents, names)
-        return first, settled, Numbers(before | defaults, after, defaults), created, assignments
+        after = settled, tensor_names(sources_of(settled, self.traces.batch))
+        return first, settled, numbers_around(before, after, defaults), created, assignments
 
     def _assembled(
         self, name: str, trace: StepTrace, first: StepTrace | None, chosen: Selection,

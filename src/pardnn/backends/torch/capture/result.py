@@ -96,6 +96,7 @@ def structured(
         return {"opaque": type(result).__name__}
     if named is None:
         kind = "tuple" if isinstance(result, tuple) else "list"
+        kind = "size" if isinstance(result, torch.Size) else kind
         return {kind: [structured(each, loss, kept, held, depth + 1) for each in result]}
     kind = "dict" if type(result) is dict else "named" if isinstance(result, tuple) else "fields"
     return {kind: [[key, structured(each, loss, kept, held, depth + 1)] for key, each in named]}

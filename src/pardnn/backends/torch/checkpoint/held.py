@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.checkpoint.left import makes
 from pardnn.backends.torch.checkpoint.python_values import decode, encode
 from pardnn.backends.torch.ops.host_program import host_program
 from pardnn.backends.torch.runtime.binding import Binding
@@ -63,7 +64,7 @@ class HeldNumbers:
                 places[name].set(before)
 
     def check(self, values: Mapping[str, Any], objects: Mapping[str, Any], binding: Binding,
-              what: str) -> None:  # fmt: skip
+              what: str, left: Iterable[str]) -> None:  # fmt: skip
         """Check that a checkpoint has what calls have counted, and the objects places for the rest.
 
         Args:
@@ -71,12 +72,13 @@ class HeldNumbers:
             objects: Its values of optimizers and schedulers, which hold numbers, too.
             binding: Of the user's objects.
             what: Names the checkpoint.
+            left: Places of what else it puts into the objects, see `left`.
 
         Raises:
             MismatchError: E520, naming the first number.
         """
         places = self._places(values, binding)
-        if lacking := [name for name in values if name not in places]:
+        if lacking := [n for n in values if n not in places and not makes(left, n)]:
             raise MismatchError(
                 f"{what} holds the number {shown(lacking[0])} ({len(lacking)} such), for which the "
                 "objects of the step have no place.\nBuild them as they were when it was saved. "

@@ -152,7 +152,13 @@ def _optimizer_values(
     return {
         "param_groups": encode(groups, f"{path}.param_groups"),
         "state": encode({name: each for name, each in numbers.items() if each}, f"{path}.state"),
+        "sizes": group_sizes(optimizer.param_groups),
     }
+
+
+def group_sizes(groups: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the number of parameters of each group of an optimizer, or of its state dict."""
+    return [len(group["params"]) for group in groups]
 
 
 def set_values(
@@ -215,6 +221,8 @@ def check_values(
         if len(groups) != len(own):
             number = f"{len(groups)} parameter groups of {shown(entry.name)}"
             differs = f"has {number}; the step has {len(own)}"
+        elif (sizes := saved.get("sizes")) not in (None, now := group_sizes(own)):
+            differs = f"has {sizes} parameters in groups of {shown(entry.name)}; the step has {now}"
         elif (key := _setting_of_another(groups, own, entry.name, unread)) is not None:
             kind = type(entry.value).__name__
             differs = (

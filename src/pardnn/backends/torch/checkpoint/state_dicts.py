@@ -14,7 +14,11 @@ import torch
 from pardnn import files
 from pardnn.backends.torch.checkpoint.contents import chunks, root_modules
 from pardnn.backends.torch.checkpoint.phases import Phases
-from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS, encode
+from pardnn.backends.torch.checkpoint.python_values import (
+    SCHEDULERS,
+    encode,
+    group_sizes,
+)
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.user_step.access import access_allowed
@@ -212,6 +216,7 @@ def given_tensors(
             pairs = {key: (names.get(id(own[key])), given[key]) for key in own}
         elif isinstance(owner, torch.optim.Optimizer):
             pairs = _optimizer_pairs(name, _optimizer_sources(owner, binding, tensors), given)
+            _check_groups(name, owner, given)
         for key, (source, new) in pairs.items():
             if source in tensors and isinstance(new, torch.Tensor):
                 _check_tensor(f"{name}.{key}", new, *tensors[source])
@@ -233,6 +238,17 @@ def _check_keys(name: str, own: Mapping[Any, Any], given: Any) -> None:
                 "missing": list(map(str, missing[:20])),
                 "unexpected": list(map(str, more[:20])),
             },
+        )
+
+
+def _check_groups(name: str, optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> None:
+    found, own = group_sizes(given.get("param_groups", ())), group_sizes(optimizer.param_groups)
+    if found != own:
+        raise MismatchError(
+            f"the state dict of {shown(name)} has groups of {found} parameters; the step has "
+            f"{own}.\nBuild the optimizer as it was when its state was taken.",
+            code="E520",
+            details={"name": name},
         )
 
 

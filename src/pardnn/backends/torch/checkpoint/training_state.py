@@ -19,6 +19,7 @@ from pardnn.backends.torch.checkpoint.contents import (
     state_dict_keys,
 )
 from pardnn.backends.torch.checkpoint.held import HeldNumbers
+from pardnn.backends.torch.checkpoint.left import LeftValues
 from pardnn.backends.torch.checkpoint.loading import agreed_manifest, check_tensors, fill
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import (
@@ -104,7 +105,8 @@ class TrainingState:
         self._synced: list[tuple[str, torch.Tensor, int]] = []
         self._program, self._world, self._binding, self._live = program, world, binding, live
         self._unread, self._of_graph = unread, (program, binding, live)
-        self._held = HeldNumbers(graphs or (lambda: [(program.whole, binding)]))
+        graphs = graphs or (lambda: [(program.whole, binding)])
+        self._held, self._left = HeldNumbers(graphs), LeftValues(graphs)
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
@@ -243,6 +245,7 @@ class TrainingState:
             numbers={
                 "objects": values_of(self._binding.stateful(), self._sources()),
                 "held": self._held.values(self._binding),
+                "left": self._left.values(self._binding),
             },
             random=random_state(self._world.device),
             extra=encode(extra, "extra"),
@@ -374,9 +377,10 @@ class TrainingState:
             guard_spread_objects(self._spread, self._program, self._binding)
 
     def _set_numbers(self, manifest: Manifest) -> None:
-        objects, held = (manifest.numbers.get(key, {}) for key in ("objects", "held"))
+        objects, held, left = _values_in(manifest)
         try:
             set_values(objects, self._binding.stateful(), self._sources())
+            self._left.set(left, self._binding)
             self._held.set(held, self._binding)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             text = f"the numbers of the checkpoint are damaged: {error}"
@@ -385,6 +389,11 @@ class TrainingState:
     def _check_fits(self, manifest: Manifest, what: str) -> None:
         """Raise E520 unless a checkpoint is of this step."""
         more = check_tensors(self._program, manifest, what, self._unread, self._binding)
-        objects, held = (manifest.numbers.get(key, {}) for key in ("objects", "held"))
+        objects, held, left = _values_in(manifest)
         check_values(objects, self._binding.stateful(), what, more)
-        self._held.check(held, objects, self._binding, what)
+        self._held.check(held, objects, self._binding, what, left)
+
+
+def _values_in(manifest: Manifest) -> list[Mapping[str, Any]]:
+    """Return the values of optimizers and the like, held numbers, and what steps have left."""
+    return [manifest.numbers.get(key, {}) for key in ("objects", "held", "left")]

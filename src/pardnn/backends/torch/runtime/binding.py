@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
+from pardnn.backends.torch.devices import one_element
 from pardnn.backends.torch.ops.host_memory import new_state, on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
@@ -22,10 +23,10 @@ from pardnn.backends.torch.runtime.input_checks import (
     BatchTensors,
     granted_settings,
     is_number,
-    without_data,
 )
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
+from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -223,8 +224,9 @@ class Binding:
         for name, source in self.sources.items():
             if name in values:
                 source.set(values[name])
-            elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
-                source.set(without_data(source.get()))
+            elif source.kind != "input" and isinstance(live := source.get(), torch.Tensor):
+                source.set(one_element(live.shape, live.dtype, live.device))
+                mark_absent(source.get(), name)
 
     def mark_stepped(self) -> None:
         """Mark the optimizers as stepped: learning rate schedules warn otherwise."""

@@ -12,6 +12,7 @@ import torch
 
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.ops.number_texts import format_number
+from pardnn.backends.torch.user_step.places import SEQUENCES
 from pardnn.errors import UserCodeError
 
 
@@ -64,8 +65,7 @@ def value_of(content: Any) -> Any:
         return decode(parts, torch.device("cpu"))
     if kind == "dict":
         return {value_of(key): value_of(item) for key, item in parts}
-    items = map(value_of, parts)
-    return tuple(items) if kind == "tuple" else list(items)
+    return SEQUENCES[kind](map(value_of, parts))
 
 
 def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any) -> None:

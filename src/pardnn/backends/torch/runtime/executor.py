@@ -29,7 +29,6 @@ from pardnn.backends.torch.runtime.failures import (
     action_text,
     out_of_memory,
     recent_actions,
-    users_line,
 )
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory
@@ -37,6 +36,7 @@ from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, liv
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import is_random, random_stream
 from pardnn.backends.torch.runtime.results import check_written, share_results
+from pardnn.backends.torch.user_step.code_names import users_line
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ from pardnn.backends.torch.deferred_init.initialise import largest_made_whole
 from pardnn.backends.torch.deferred_init.recording import Recording
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Compute, Free
@@ -143,13 +139,3 @@ def recent_actions(program: Program, actions: Sequence[Action], at: int) -> list
         f"{type(actions[i]).__name__.lower()} {action_text(program, actions, i)[0]}"
         for i in range(first, min(at + 1, len(actions)))
     ]
-
-
-def users_line() -> str:
-    """Return " (file.py:12)": where the main thread is in the user's own code."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and is_library_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

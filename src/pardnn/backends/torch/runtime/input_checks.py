@@ -259,9 +259,3 @@ def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple
     for name, value in graph.step_notes.get("settings", {}).items():
         if name in found:
             yield name, found[name], value
-
-
-def without_data(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same shape, of one element: NaN, or 0 for integers."""
-    fill = float("nan") if value.dtype.is_floating_point else 0
-    return torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)

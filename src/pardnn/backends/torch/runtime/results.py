@@ -22,6 +22,7 @@ from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.places import SEQUENCES
 from pardnn.errors import MismatchError, shown
 
 
@@ -242,7 +243,7 @@ class NotReturned:
 
 
 _KEYED = {"dict": dict, "fields": Fields, "named": NamedItems}
-_NESTED = ("tuple", "list", *_KEYED)
+_NESTED = ("tuple", "list", "size", *_KEYED)
 
 
 def _assembled(program: Program, name: str, values: Mapping[str, Any]) -> Any:
@@ -272,7 +273,7 @@ def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
     if kind in _KEYED:
         return _KEYED[kind]({key: _rebuilt(item, loss, kept) for key, item in content})
     found = [_rebuilt(item, loss, kept) for item in content]
-    return tuple(found) if kind == "tuple" else found
+    return SEQUENCES[kind](found)
 
 
 def _is_whole(value: torch.Tensor, spec: MessageSpec) -> bool:

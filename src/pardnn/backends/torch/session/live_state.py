@@ -23,13 +23,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pardnn.backends.torch.comm.stop_signal import StopSignal
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
-from pardnn.backends.torch.devices import empty_tensor
+from pardnn.backends.torch.devices import empty_tensor, one_element
 from pardnn.backends.torch.ops.host_memory import where_it_lies
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.backends.torch.user_step.sources import Source, WholeTensor
 from pardnn.errors import UsageError
@@ -155,7 +156,10 @@ class LiveState:
             held: What each device holds of it.
             value: What this rank does; None for nothing.
         """
-        source.set(_hollow(held.tensor, source) if value is None else value)
+        if value is None:
+            _hollow(held.tensor, source)
+        else:
+            source.set(value)
         self._keep(source, held, None)
 
     def forget(self, tensor: torch.Tensor) -> None:
@@ -248,7 +252,7 @@ class LiveState:
             if op is not None and isinstance(value, torch.Tensor):
                 value = where_it_lies(value, op, self._world.device)
             if op is None and (held is None or value is not live):
-                source.set(_hollow(outputs[name], source))
+                _hollow(outputs[name], source)
             elif value is not live:
                 source.set(value)
             if op is not None:
@@ -374,8 +378,8 @@ def _within(box: Box, outer: Box | None) -> Box:
     return tuple((a - low, b - low) for (a, b), (low, _) in zip(box, outer, strict=True))
 
 
-def _hollow(output: Tensor, source: Source) -> torch.Tensor:
-    """Return a tensor without data in the place of what other ranks keep."""
+def _hollow(output: Tensor, source: Source) -> None:
+    """Put a tensor without data in the place of what other ranks keep."""
     live = source.get()
     if isinstance(live, torch.Tensor):
         shape, dtype, device = live.shape, live.dtype, live.device
@@ -386,5 +390,5 @@ def _hollow(output: Tensor, source: Source) -> torch.Tensor:
     whole = tuple(output.shape or ())
     # A gradient has the shape of its parameter here, which may be a shard.
     shape = whole if source.parameter is None else source.parameter.shape
-    fill = float("nan") if dtype.is_floating_point else 0
-    return torch.full((), fill, dtype=dtype, device=device).expand(shape)
+    source.set(one_element(shape, dtype, device))
+    mark_absent(source.get(), source.name)

@@ -139,7 +139,11 @@ class KeptData:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # the data of an absent tensor has none
+        address = 0
+    return address, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _layout_text(tensor: torch.Tensor) -> str:

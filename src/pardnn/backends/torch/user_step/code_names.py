@@ -6,6 +6,7 @@ import dis
 import functools
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +92,13 @@ def is_users_code(value: Any) -> bool:
     """Whether a class or module is defined in the user's files, not in a library."""
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
     return not is_library_module(module)
+
+
+def users_line() -> str:
+    """Return " (file.py:12)": where the main thread is in the user's own code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

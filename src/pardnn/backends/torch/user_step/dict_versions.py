@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from pardnn.backends.torch.user_step.memory_words import TYPE_OFFSET, WORD, WORD_BYTES, Words
+from pardnn.backends.torch.memory_words import TYPE_OFFSET, WORD, WORD_BYTES, Words
 
 #: Bytes from the start of a dictionary to its tag: after the header and the number of its items.
 _OFFSET = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)

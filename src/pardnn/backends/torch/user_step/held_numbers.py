@@ -34,6 +34,11 @@ from pardnn.backends.torch.user_step.slots import (
 
 #: What an arithmetic state may be; bool is an int.
 NUMBERS = (int, float)
+#: Values without items or attributes that a walk would enter.
+_WHOLE = (
+    bytes, complex, set, frozenset, type, types.FunctionType, types.BuiltinFunctionType,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 
 
 def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
@@ -78,6 +83,34 @@ def values_by_name(
 ) -> dict[str, Any]:
     """Return the value of every number of `numbers_by_name`."""
     return {name: value for name, (_, value) in numbers_by_name(contents, names).items()}
+
+
+def texts_of_states(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return what optimizers' states of parameters hold besides tensors, numbers and containers.
+
+    By name; tuples of plain values are no containers, and sets are none that a walk enters.
+
+    Args:
+        objects: The object graph of a step.
+        names: Of tensors by id.
+    """
+    optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
+    states = {id(state) for each in optimizers for state in getattr(each, "state", {}).values()}
+    found = {
+        with_tensor_names(name, names): value
+        for name, slot, value in named_places(objects)
+        if id(slot.holder) in states
+        and not isinstance(value, NUMBERS)
+        and (is_text(value) or isinstance(value, _WHOLE))
+    }
+    return {name: value for name, value in found.items() if "unnamed" not in name}
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text, None, or a tuple of plain values."""
+    if type(value) in (tuple, torch.Size):
+        return all(map(is_text, value))
+    return value is None or type(value) in (str, bool, *NUMBERS)
 
 
 def users_classes(objects: ObjectGraph) -> list[type]:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.memory_words import WORD, WORD_BYTES
 from pardnn.backends.torch.user_step.dict_versions import (
     HAS_TAGS,
     DictVersions,
     list_words,
 )
-from pardnn.backends.torch.user_step.memory_words import WORD, WORD_BYTES
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.slots import behind_view, dotted
 

@@ -30,7 +30,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
-from pardnn.backends.torch.user_step.references import BYTES, behind_proxy, cells, referred
+from pardnn.backends.torch.user_step.references import (
+    BYTES,
+    behind_proxy,
+    cells,
+    check_claim,
+    referred,
+)
 from pardnn.backends.torch.user_step.slots import (
     Entry,
     GlobalName,
@@ -203,6 +209,7 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
         value = behind_proxy(entry.value)
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
+        check_claim(value, entry.name)
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)

@@ -18,7 +18,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch._library import autograd
 from torch._library.custom_ops import OPDEFS
 
 from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.errors import UnsupportedError, shown
 
 #: What changes in place and holds bytes alone; all values of `ctypes` are of one class.
 BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
@@ -44,6 +45,12 @@ _OWN = frozenset({"aten", "prims", "prim", "torchvision", "quantized", "inductor
 _told: dict[tuple[str, str], tuple[Any, ...]] = {}
 #: Of `functools.cmp_to_key`, an object of C's.
 _KEYS = type(functools.cmp_to_key(min))
+#: Classes by which walks and guards tell what an object holds.
+_READ = (
+    dict, list, tuple, set, frozenset, deque, torch.Tensor, torch.nn.Module, torch.optim.Optimizer,
+    torch.amp.GradScaler, functools.partial, types.FunctionType, weakref.ref, np.ndarray,
+    array.array, type, types.CellType,
+)  # fmt: skip
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
@@ -55,6 +62,31 @@ def behind_proxy(value: Any) -> Any:
         return value.__sizeof__.__self__
     except ReferenceError:
         return None
+
+
+def check_claim(value: Any, name: str) -> None:
+    """Reject a value that says it is of a class whose content a walk reads, and has none.
+
+    As `Mock(spec=dict)` does. What wraps such a value passes on what it is asked.
+
+    Args:
+        value: Any object.
+        name: Dotted path to it.
+
+    Raises:
+        UnsupportedError: E801.
+    """
+    claimed = value.__class__
+    if claimed is type(value) or not isinstance(value, _READ):
+        return
+    if not issubclass(type(value), claimed) and not hasattr(value, "__wrapped__"):
+        kind = type(value).__name__
+        raise UnsupportedError(
+            f"{shown(name)} is a {kind} that says it is a {claimed.__name__}, and holds nothing of "
+            f"one: what it leads to cannot be followed.\nPut a real {claimed.__name__} in its "
+            f"place, or a {kind} without a spec.",
+            details={"name": name},
+        )
 
 
 def referred(value: Any) -> Iterator[tuple[str, Any]]:

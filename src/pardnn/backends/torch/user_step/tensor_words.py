@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.user_step.memory_words import TYPE_OFFSET, WORD_BYTES, Words
+from pardnn.backends.torch.memory_words import TYPE_OFFSET, WORD_BYTES, Words
 
 #: Sizes and strides of more dimensions lie elsewhere.
 _MOST_DIMS = 5

@@ -267,26 +267,37 @@ class Flagged(torch.optim.Optimizer):
                 p.sub_(state["sum"], alpha=group["lr"])
 
 
-@pytest.mark.parametrize("flag", [True, False, 3, 0.5])
-def test_a_number_that_the_first_step_alone_leaves_is_there_for_later_captures(flag: Any) -> None:
-    def make() -> Any:
-        model, x, y = small()
-        optimizer = Flagged(model.parameters(), flag)
+def _flagged(flag: Any) -> Any:
+    model, x, y = small()
+    optimizer = Flagged(model.parameters(), flag)
 
-        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
 
-        def held() -> Any:
-            return [model, [dict(sorted(each.items())) for each in optimizer.state.values()]]
+    def held() -> Any:
+        return [model, [dict(sorted(each.items())) for each in optimizer.state.values()]]
 
-        return step, (model, optimizer, x, y), held
+    return step, (model, optimizer, x, y), held
 
+
+@pytest.mark.parametrize("flag", [True, 0.5, "momentum", None, ("a", 2, None), torch.Size([2])])
+def test_a_value_that_the_first_step_alone_leaves_is_there_for_later_captures(flag: Any) -> None:
     def shorter(i: int) -> dict[int, Any]:
         _, x, y = small()
         return {2: x[: 4 - i // 2], 3: y[: 4 - i // 2]}
 
-    assert assert_leaves_as_eager(make, 3, given=shorter) == 3
+    assert assert_leaves_as_eager(lambda: _flagged(flag), 3, given=shorter) == 3
+
+
+@pytest.mark.parametrize("flag", [{1}, torch.float64, len, b"a"])
+def test_what_ranks_could_not_make_for_them_is_refused(flag: Any) -> None:
+    step, args, _ = _flagged(flag)
+    with pytest.raises(UnsupportedError, match="'optimizer.state.model.0.bias.flag'") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E806"
+    step(*args)
+    assert capture(step, *args).ops

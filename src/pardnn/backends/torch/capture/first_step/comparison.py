@@ -25,6 +25,7 @@ from pardnn.backends.torch.capture.numbers.failing_way import of_a_check
 from pardnn.backends.torch.capture.numbers.first_numbers import Numbers
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
+    leaves_once,
     takes_another_way,
 )
 from pardnn.backends.torch.capture.restore import is_arithmetic
@@ -67,8 +68,8 @@ def first_difference(
         irregular: Names of states without a first value; another error is for those.
         numbers: That objects hold before and after the first step.
     """
-    if _left_once(first, trace, numbers):
-        return takes_another_way(None)
+    if left := _left_once(first, trace, numbers):
+        return leaves_once(min(left))
     numbering = Numbering()
     starts = {
         name: (value.call.arguments or {})["initial"]
@@ -99,13 +100,14 @@ def first_difference(
 
 
 def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:
-    """Return the numbers that the first step alone leaves in optimizer state: a flag, a constant.
+    """Return what the first step alone leaves in optimizer state: a flag, a constant, a text.
 
     No graph of the steps that repeat would leave them, and one that is captured later, for another
     shape of the batch, say, would begin as the first did. Flags elsewhere say that hooks or caches
     are there, which a graph of the first step alone would not leave.
     """
     made = {each for each in numbers.after.keys() - numbers.before.keys() if _OF_STATE in each}
+    made |= numbers.texts.keys()
     return made - trace.changed.keys() - first.assigned.keys() - trace.assigned.keys()
 
 
@@ -167,7 +169,7 @@ def _told_leaves(content: Any, numbered: NumberedTrace) -> set[str]:
     if isinstance(content, list):
         return {leaf for item in content for leaf in _told_leaves(item, numbered)}
     ((kind, held),) = content.items()
-    if kind in ("list", "tuple", "dict"):
+    if kind in ("list", "tuple", "size", "dict"):
         return _told_leaves(held, numbered)
     if kind == "text":
         return set()

@@ -26,7 +26,9 @@ from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import (
+    is_text,
     named_places,
+    texts_of_states,
     values_by_name,
     with_tensor_names,
 )
@@ -109,7 +111,7 @@ def created_numbers(
     trace: StepTrace, found: tuple[Source, ...], objects: ObjectGraph, before: ObjectGraph,
     live: tuple[Source, ...],
 ) -> Selection:  # fmt: skip
-    """Note the numbers that a first step leaves; return the selection with those that it creates.
+    """Note the plain values that a first step leaves; return the selection with new ones.
 
     Args:
         trace: Of the first step.
@@ -123,9 +125,10 @@ def created_numbers(
     """
     _check_changes(trace, {source.name for source in found})
     _check_values(objects)
-    then = values_by_name(before.contents, tensor_names(live))
-    now = values_by_name(objects.contents, tensor_names(found))
-    numbers = _with_symbols(objects, tensor_names(found)) | now
+    names, old = tensor_names(found), tensor_names(live)
+    then = values_by_name(before.contents, old) | texts_of_states(before, old)
+    now = values_by_name(objects.contents, names) | texts_of_states(objects, names)
+    numbers = _with_symbols(objects, names) | now
     created = sorted(numbers.keys() - then.keys() - trace.sources.keys() - trace.changed.keys())
     for name in created:
         if "<" in name or "unnamed" in name:
@@ -158,13 +161,13 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
 
 
 def _check_values(objects: ObjectGraph) -> None:
-    """Reject states of parameters that hold more than tensors and numbers."""
+    """Reject states of parameters that hold more than tensors and plain values."""
     for entry in objects.stateful:
         if isinstance(entry.value, torch.optim.Optimizer):
             for state in _states(entry.value).values():
                 items = state.values() if isinstance(state, dict) else [state]
                 for item in items:
-                    is_known = isinstance(item, torch.Tensor | bool | int | float)
+                    is_known = isinstance(item, torch.Tensor | bool | int | float) or is_text(item)
                     if not is_known and node_of(item) is None:
                         raise NotFollowed
 

@@ -10,7 +10,12 @@ from typing import Any
 from pardnn.backends.torch.capture.restore import changes, is_arithmetic, is_filled
 from pardnn.backends.torch.ops.host_program import same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.held_numbers import NUMBERS
+from pardnn.backends.torch.user_step.held_numbers import (
+    NUMBERS,
+    texts_of_states,
+    values_by_name,
+)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
 @dataclass(frozen=True)
@@ -21,16 +26,38 @@ class Numbers:
         before: Before the first step.
         after: After it.
         defaults: Those that a `defaultdict` or `Counter` gave.
+        texts: Other values without items that the first step creates in optimizer state.
     """
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    texts: Mapping[str, Any]
 
     def unchanged(self, names: frozenset[str]) -> frozenset[str]:
         """Return those of some names whose numbers the first step leaves as they are."""
         known = names & self.before.keys() & self.after.keys()
         return frozenset(n for n in known if same_number(self.before[n], self.after[n]))
+
+
+def numbers_around(
+    before: tuple[ObjectGraph, Mapping[int, str]], after: tuple[ObjectGraph, Mapping[int, str]],
+    defaults: Mapping[str, Any],
+) -> Numbers:  # fmt: skip
+    """Return the numbers that objects hold around the first step.
+
+    Args:
+        before: The objects before it, and the names of tensors by id.
+        after: The same after it.
+        defaults: Of `put_back`.
+    """
+    then, now = texts_of_states(*before), texts_of_states(*after)
+    return Numbers(
+        values_by_name(before[0].contents, before[1]) | dict(defaults),
+        values_by_name(after[0].contents, after[1]),
+        defaults,
+        {name: text for name, text in now.items() if name not in then},
+    )
 
 
 def put_back(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:

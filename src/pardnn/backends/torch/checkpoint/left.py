@@ -1,0 +1,86 @@
+"""What steps have left in the user's objects besides tensors, in a checkpoint.
+
+Problem: a call leaves `self.phase = "warm"` or `counts["a"] = {"n": 0}`, and later ones read it. A
+run that is resumed has made no such call. Idea: of each place that a graph so far assigns, the
+plain value that it holds is saved, by the reference that ranks find it by, and put there again.
+What a call makes in objects and containers that are not there yet is left to the call that makes
+them; so are objects, which a file cannot hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pardnn.backends.torch.checkpoint.python_values import decode, encode
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.filled_containers import holds
+from pardnn.backends.torch.user_step.object_graph import PLAIN
+from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
+from pardnn.backends.torch.user_step.slots import dotted
+from pardnn.graph.ir import Graph
+
+
+class LeftValues:
+    """The plain values in places that the graphs of a step assign.
+
+    Args:
+        graphs: Returns all graphs of the step, each with its binding.
+    """
+
+    def __init__(self, graphs: Callable[[], Iterable[tuple[Graph, Binding]]]) -> None:
+        self._graphs = graphs
+        self._loaded: dict[str, None] = {}
+
+    def values(self, binding: Binding) -> dict[str, Any]:
+        """Return them as JSON types, by place as JSON.
+
+        Args:
+            binding: Of the user's objects.
+        """
+        if not (places := self._places()):
+            return {}
+        index = PlaceIndex(binding.objects())
+        slots = {place: index.slot(json.loads(place)) for place in places}
+        held = {place: slot.get() for place, slot in slots.items() if slot and holds(slot)}
+        return {place: encode(value, place) for place, value in held.items() if _is_plain(value)}
+
+    def set(self, values: Mapping[str, Any], binding: Binding) -> None:
+        """Put the values of a checkpoint where they were; those of outer containers first.
+
+        Args:
+            values: Of `values`.
+            binding: Of the user's objects.
+        """
+        self._loaded |= dict.fromkeys(values)
+        for place in sorted(values, key=len):
+            slot = PlaceIndex(binding.objects()).slot(json.loads(place))
+            if slot is not None:
+                slot.set(decode(values[place]))
+
+    def _places(self) -> dict[str, None]:
+        effects = (each for g, _ in self._graphs() for each in g.step_notes.get("effects", []))
+        return self._loaded | {json.dumps(e["assign"][0]): None for e in effects if "assign" in e}
+
+
+def makes(values: Iterable[str], name: str) -> bool:
+    """Whether a number is in one of the containers that a checkpoint puts into the objects.
+
+    Args:
+        values: Their places as JSON.
+        name: Of the number.
+    """
+    return any(name.startswith(f"{_name(json.loads(place))}.") for place in values)
+
+
+def _name(place: Reference) -> str:
+    return place if isinstance(place, str) or place[1] is None else dotted(place[0], place[1])
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(type(key) in (str, int) for key in value) and all(map(_is_plain, value.values()))
+    return type(value) in PLAIN

@@ -1,0 +1,221 @@
+"""Tensors in the place of those that other ranks keep: they read as NaN and refuse writes by name.
+
+Problem: of what a rank does not keep, the user's object has the shape and one element. torch
+refuses most writes in place to that, in words about memory and without a name. It carries out
+others, after which the object reads as a number (`zero_`), or memory of others is overwritten
+(`dist.broadcast`). A tensor of the user's own that takes it over (`ema.lerp_(p)`) is NaN from then
+on. Idea: the object gets a class of its own, whose `__torch_function__` calls what it is asked to
+call and says what torch could not, and a storage that gives out no address to write to. Views have
+that class, too. What looks, computes anew or replaces the data (`p.data = x`) works as ever, and so
+does what fills: there is nothing to fill here.
+
+Complexity: some microseconds more for each function and getter of such a tensor; none for others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.code_names import users_line
+from pardnn.errors import MismatchError, shown
+
+#: What torch says of a write to an expanded tensor, and to a storage without an address.
+_REFUSALS = ("refers to a single memory location", "Cannot access data pointer")
+#: Functions that end as those do which write in place, and write no element.
+_NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_", "resize_as_", "share_memory_"})
+_NO_ASSIGNMENTS = frozenset({"__index__", "__int__", "__invert__"})
+#: Functions that write numbers which no rank draws or reads.
+_FILLS = frozenset({"zero_", "fill_", "zeros_", "ones_", "constant_", "_foreach_zero_"})
+_TEXTS = frozenset({"__repr__", "__format__"})
+_ARRAYS = frozenset({"numpy", "__array__"})
+#: Names by the address of the storage, which views share.
+_NAMES: dict[int, str] = {}
+
+
+def mark_absent(tensor: Any, name: str) -> None:
+    """Let a tensor of one element say that other ranks keep what it stands for.
+
+    Args:
+        tensor: Of the user's objects. One of a class that is not torch's own stays as it is, and so
+            does a single number, which memory holds in full.
+        name: Of what other ranks keep.
+    """
+    if type(tensor) in _CLASSES and tensor.numel() > 1:
+        _NAMES[tensor.untyped_storage()._cdata] = name
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        tensor.__class__ = _CLASSES[type(tensor)]
+
+
+class _Absent(torch.Tensor):
+    """What both classes do.
+
+    Attributes:
+        present_class: The class that the object had, and has again once it has data.
+    """
+
+    present_class: type[torch.Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func.__name__ == "__get__":  # a getter: nothing is written
+            with torch._C.DisableTorchFunctionSubclass():
+                value = func(*args)
+                if isinstance(value, torch.Tensor):
+                    _follow(args[:1], value)
+            return value
+        return _called(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return memo.setdefault(id(self), _copy(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _copy(self).__reduce_ex__(protocol)
+
+
+class _AbsentTensor(_Absent):
+    present_class = torch.Tensor
+
+
+class _AbsentParameter(_Absent, torch.nn.Parameter):
+    present_class = torch.nn.Parameter
+
+
+_CLASSES: dict[type, type] = {
+    each.present_class: each for each in (_AbsentTensor, _AbsentParameter)
+}
+for _kind in _CLASSES.values():  # a class reads the same on every rank
+    _kind.__name__ = _kind.__qualname__ = _kind.present_class.__name__
+
+
+def _copy(tensor: _Absent) -> torch.Tensor:
+    """Return a plain tensor with memory of its own that reads as this one does."""
+    with torch._C.DisableTorchFunctionSubclass():
+        copy = _as_plain(tensor, tensor.detach().clone())
+    copy.__dict__.update(tensor.__dict__)
+    return copy
+
+
+def _as_plain(tensor: _Absent, value: torch.Tensor) -> torch.Tensor:
+    if tensor.present_class is torch.nn.Parameter:
+        return torch.nn.Parameter(value, tensor.requires_grad)
+    return value.requires_grad_(tensor.requires_grad)
+
+
+def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function of torch's that was given an absent tensor.
+
+    Raises:
+        MismatchError: E529, if it writes to one, or into another tensor what one holds.
+    """
+    given = (*args, *kwargs.values())
+    absent = [each for each in _flat(given) if isinstance(each, _Absent)]
+    written = _written(func, given, kwargs.get("out"))
+    _check_reads(func, absent, written)
+    name = getattr(func, "__name__", "")
+    with torch._C.DisableTorchFunctionSubclass():
+        if name in _FILLS:
+            return _filled(func, given[0])
+        if name in _TEXTS:  # which ask for the class
+            return func(absent[0].detach(), *args[1:])
+        if name in _ARRAYS:
+            args = (_copy(absent[0]), *args[1:])
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in _REFUSALS):
+                raise
+            target = next((each for each in written if isinstance(each, _Absent)), absent[0])
+            raise _error(f"{name}() writes to", target, _WRITE) from None
+        _follow(absent, result)
+    return result
+
+
+def _check_reads(
+    func: Callable[..., Any], absent: Sequence[_Absent], written: Sequence[Any]
+) -> None:
+    """Refuse that other tensors or ranks get what an absent tensor holds.
+
+    Args:
+        func: Of torch's.
+        absent: What it is given.
+        written: What it writes to.
+    """
+    name = getattr(func, "__name__", "")
+    if getattr(func, "__module__", "").startswith("torch.distributed"):
+        raise _error(f"{name}() exchanges", absent[0], _READ)
+    if name == "detach" and sys._getframe(3).f_code is torch.nn.Parameter.__new__.__code__:
+        raise _error("a new Parameter takes", absent[0], _READ)
+    read = [each for each in absent if not any(each is other for other in written)]
+    if read and not all(isinstance(each, _Absent) for each in written):
+        raise _error(f"{name}() puts into another tensor", read[0], _READ)
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[Any]:
+    """Return what a function writes to: `out`, or its first argument.
+
+    Args:
+        func: Of torch's.
+        given: Its arguments.
+        out: That of this name; None without.
+    """
+    if out is not None:
+        return list(_flat([out]))
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        is_write = name == "__setitem__" or (name[:3] == "__i" and name not in _NO_ASSIGNMENTS)
+    else:
+        is_write = name.endswith("_") and name not in _NO_WRITES
+    return list(_flat(given[:1])) if is_write else []
+
+
+def _filled(func: Callable[..., Any], given: Any) -> Any:
+    """Return what is to be filled with numbers; others than absent tensors of a list are."""
+    if isinstance(given, list | tuple) and (
+        rest := [each for each in given if not isinstance(each, _Absent)]
+    ):
+        func(rest)
+    return given
+
+
+def _follow(absent: Sequence[Any], result: Any) -> None:
+    """Mark the views among the results as absent, and as present what has other data by now."""
+    storages = {each.untyped_storage()._cdata for each in absent}
+    for each in _flat([result]):
+        if type(each) in _CLASSES and each.untyped_storage()._cdata in storages:
+            each.__class__ = _CLASSES[type(each)]
+    for each in absent:
+        if each.untyped_storage().nbytes() > each.element_size():
+            each.__class__ = each.present_class
+
+
+_WRITE = (
+    "Write it in the step, where an argument says so (`if halve: p.mul_(0.5)`), or on every rank "
+    "as `p.data = p.data * 0.5`, or change fast.state_dict() on rank 0 and load that: "
+    "fast.load_state_dict(...)."
+)
+_READ = (
+    "Do it in the step, or read the whole on every rank: fast.whole(name); fast.state_dict() has "
+    "it on rank 0."
+)
+
+
+def _error(what: str, tensor: torch.Tensor, instead: str) -> MismatchError:
+    with torch._C.DisableTorchFunctionSubclass():
+        name = _NAMES.get(tensor.untyped_storage()._cdata, "a tensor")
+    return MismatchError(
+        f"{what} {shown(name)}{users_line()}, which this rank does not hold: other ranks do, and "
+        f"it reads as NaN here.\n{instead}",
+        code="E529",
+        details={"name": name},
+    )

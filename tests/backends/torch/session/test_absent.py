@@ -1,0 +1,171 @@
+"""What a rank does not hold refuses writes by name, and reads as NaN; else it is what it was."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardnn.backends.torch.devices import one_element
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.user_step.absent import mark_absent
+from pardnn.errors import PardnnError
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.session.test_rebound import eager, made, nothing, rows, scattered, trained
+
+
+def absent(kind: type = nn.Parameter, dtype: torch.dtype = torch.float32) -> Any:
+    tensor = one_element((4, 4), dtype, torch.device("cpu"))
+    tensor = nn.Parameter(tensor) if kind is nn.Parameter else tensor
+    mark_absent(tensor, "model.w")
+    return tensor
+
+
+def own() -> torch.Tensor:
+    return torch.ones(4, 4)
+
+
+def stepped(p: nn.Parameter) -> None:
+    p.grad = own()
+    torch.optim.Adam([p]).step()
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "mul_": lambda p: p.mul_(0.9),
+    "data": lambda p: p.data.clamp_(-1, 1),
+    "operator": lambda p: p.__iadd__(1.0),
+    "foreach": lambda p: torch._foreach_mul_([own(), p], 0.9),
+    "init": lambda p: nn.init.xavier_uniform_(p),
+    "copy_": lambda p: p.copy_(own()),
+    "item": lambda p: p.__setitem__(0, 1.0),
+    "out": lambda p: torch.exp(own(), out=p),
+    "detached view": lambda p: p.detach().view(-1)[1:].add_(1),
+    "one element": lambda p: p[0, 0].mul_(2),
+    "in a list": lambda p: p.unbind()[0].normal_(),
+    "optimizer": stepped,
+    "address": lambda p: p.data_ptr(),
+}
+READS: dict[str, Callable[[Any], Any]] = {
+    "lerp_": lambda p: own().lerp_(p, 0.1),
+    "data": lambda p: own().copy_(p.data),
+    "row": lambda p: own().__setitem__(0, p[0]),
+    "foreach": lambda p: torch._foreach_lerp_([own()], [p], 0.1),
+    "out": lambda p: torch.add(p, 1, out=own()),
+    "new parameter": lambda p: nn.Parameter(p),
+    "new parameter of data": lambda p: nn.Parameter(p.data),
+    "broadcast": lambda p: dist.broadcast(p.data, 0),
+    "all_gather": lambda p: dist.all_gather([own()], p),
+}
+
+
+@pytest.mark.parametrize("act", [*WRITES.values(), *READS.values()], ids=[*WRITES, *READS])
+def test_writes_and_what_keeps_its_values_are_refused(act: Callable[[Any], Any]) -> None:
+    p = absent()
+    with (
+        torch.no_grad(),
+        pytest.raises(PardnnError, match=r"'model.w' \(test_absent.py:") as caught,
+    ):
+        act(p)
+    assert caught.value.code == "E529"
+    assert p.isnan().all()
+
+
+def test_what_fills_leaves_it_as_it_was_and_fills_the_others() -> None:
+    p, other = absent(), own()
+    with torch.no_grad():
+        assert p.zero_() is p
+        assert p[0].fill_(1) is not None
+        assert nn.init.constant_(p, 2.0) is p
+        assert nn.init.zeros_(p) is p
+        torch._foreach_zero_([other, p])
+    assert p.isnan().all()
+    assert not other.any()
+
+
+def test_it_is_read_described_and_replaced_as_any_other() -> None:
+    p, buffer = absent(), absent(torch.Tensor, torch.int64)
+    assert isinstance(p, nn.Parameter)
+    assert type(p).__name__ == "Parameter"
+    assert (p * 2).isnan().all()
+    assert p.norm().isnan()
+    assert type(p * 2) is torch.Tensor
+    assert np.isnan(p.detach().numpy()).all()
+    assert not buffer.numpy().any()
+    assert repr(p).startswith("Parameter containing:\ntensor([[nan")
+    assert f"{p[0, 0]:.1f}" == "nan"
+    assert p.shape == (4, 4)
+    assert p.requires_grad
+    assert hash(p) == id(p)
+    p.grad = own()
+    p.grad.detach_().requires_grad_(False).zero_()
+    p.data = p.data * 0.5
+    assert type(p) is nn.Parameter
+    assert p.data_ptr()
+
+
+def test_copies_are_plain_tensors() -> None:
+    p = absent()
+    file = io.BytesIO()
+    torch.save(p, file)
+    file.seek(0)
+    for each in (*copy.deepcopy([p, p]), torch.load(file, weights_only=True)):
+        assert type(each) is nn.Parameter
+        assert each.isnan().all()
+        each.data.mul_(2)
+    one, other = copy.deepcopy([p, p])
+    assert one is other
+
+
+def halved(model: Any, optimizer: Any) -> list[str]:
+    told = []
+    for held in (model[2].weight, optimizer.state[model[2].weight]["momentum_buffer"]):
+        try:
+            held.data.mul_(0.5)
+        except PardnnError as error:
+            told.append(str(error))
+    return told
+
+
+def test_ranks_that_hold_it_write_and_the_others_are_told() -> None:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, *objects = made()
+        fast = parallelize(step, *objects, rows(4, 6), decide=scattered, device="cpu")
+        told: list[str] = []
+        changes = [nothing, lambda *objects: told.extend(halved(*objects))]
+        return trained(changes, objects, fast), told
+
+    outcomes = run_ranks(2, body)
+    losses, _ = eager([nothing, halved])
+    assert [outcome.value[0] for outcome in outcomes] == [losses] * 2
+    none, told = sorted((outcome.value[1] for outcome in outcomes), key=len)
+    assert none == []
+    assert "'model.2.weight' (test_absent.py:" in told[0]
+    assert "'optimizer.state.model.2.weight.momentum_buffer' (test_absent.py:" in told[1]
+
+
+def test_what_was_whole_for_a_while_is_absent_again() -> None:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, model, optimizer = made()
+        fast = parallelize(step, model, optimizer, rows(4, 6), decide=scattered, device="cpu")
+        fast.sync_model()
+        is_whole = not any(p.isnan().any() for p in model.parameters())
+        fast(rows(4, 6))
+        told = 0
+        for parameter in model.parameters():
+            try:
+                parameter.data.mul_(1)
+            except PardnnError:
+                told += 1
+        return is_whole, told
+
+    (is_whole, first), (_, second) = (outcome.value for outcome in run_ranks(2, body))
+    assert is_whole
+    assert first > 0
+    assert first + second == len(list(made()[1].parameters()))
