@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, weighed
@@ -390,3 +391,31 @@ def test_settings_of_a_gradient_scaler_may_change(name: str) -> None:
         return {2: torch.full((4, 5), float("inf"))} if i == 3 else {}
 
     assert_leaves_as_eager(make, 6, given, between=between)
+
+
+@pytest.mark.parametrize("kind", ["ref", "WeakSet"])
+def test_an_object_that_nothing_else_holds_is_gone_as_in_eager(kind: str) -> None:
+    held, references = [Held()], list[Any]()
+
+    def between(i: int, _args: Any) -> None:
+        if i == 0:
+            held[:] = [Held()]
+            references[:] = [MADE[kind](held[0])]
+        if i == 2:
+            held.clear()
+
+    def exists() -> bool:
+        (found,) = references
+        return len(found) > 0 if kind == "WeakSet" else found() is not None
+
+    between(0, ())
+    made = lambda: weighed(lambda loss: loss * (2 if exists() else 1))  # noqa: E731
+    assert assert_leaves_as_eager(made, 4, between=between) > 1
+
+
+def test_a_proxy_of_an_object_that_is_gone_is_refused() -> None:
+    held = Held()
+    proxy = weakref.proxy(held)
+    del held
+    with pytest.raises(UnsupportedError, match="'proxy' is a weak proxy of an object that is gone"):
+        walk_objects(lambda: proxy.scale, [])

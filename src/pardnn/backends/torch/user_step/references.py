@@ -18,7 +18,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -45,6 +45,28 @@ _told: dict[tuple[str, str], tuple[Any, ...]] = {}
 #: Of `functools.cmp_to_key`, an object of C's.
 _KEYS = type(functools.cmp_to_key(min))
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value refers to another without holding it."""
+    return type(value) in _PROXIES or isinstance(value, weakref.ref)
+
+
+class Existence:
+    """Tells whether what a weak reference or proxy refers to exists, without holding it.
+
+    Args:
+        value: The reference.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> bool:
+        """Return whether it exists."""
+        if isinstance(self._value, weakref.ref):
+            return weakref.ref.__call__(self._value) is not None
+        return behind_proxy(self._value) is not None
 
 
 def behind_proxy(value: Any) -> Any:
@@ -88,6 +110,8 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.library.CustomOpDef):
         yield from ((key, own) for key in _TRACED if (own := getattr(value, key)) is not None)
         return
+    if isinstance(value, defaultdict):
+        yield "default_factory", value.default_factory
     members: Any = ()
     # As the kind itself does: a container that tells who reads it is asked by the walk alone.
     kind = next((k for k in (dict, set, frozenset) if isinstance(value, k)), None)
