@@ -1,7 +1,9 @@
 """Numbers of objects that change between calls and that a step only reads are inputs of a graph."""
 
+import copy
 import functools
 import math
+import pickle
 import sys
 from collections.abc import Callable
 from math import cos, pi
@@ -138,6 +140,16 @@ def test_a_number_that_python_needs_itself_is_captured_as_often_as_it_changes() 
         held.depth, held.scale = 1 + i // 4, 1 / (i + 1)
 
     assert captures(weigh, change) == 3  # one that knows of `scale`, and one for each depth
+
+
+def test_a_number_that_is_pickled_is_captured_as_often_as_it_changes() -> None:
+    held = SimpleNamespace(scale=1.0, name="a")
+
+    def weigh(loss: Any) -> Any:
+        copied = pickle.loads(pickle.dumps(vars(held)))
+        return loss * copied["scale"] * copy.deepcopy(held).scale
+
+    assert captures(weigh, lambda i: setattr(held, "scale", 0.5 + i), 3) == 3
 
 
 def test_a_number_that_no_op_takes_as_an_input_is_captured_as_often_as_it_changes() -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.user_step.object_graph import walk_value
+from pardnn.backends.torch.user_step.object_graph import walk_objects, walk_value
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, left_by, weighed
@@ -419,3 +419,31 @@ def test_what_only_says_that_it_is_a_container_or_module_is_refused(spec: Any) -
 def test_mocks_of_other_classes_are_objects() -> None:
     for each in (Mock(), MagicMock(), Mock(spec=logging.Logger), Mock(spec=random.Random)):
         assert id(each) in walk_value([each], "held").seen
+
+
+@pytest.mark.parametrize("kind", ["ref", "WeakSet"])
+def test_an_object_that_nothing_else_holds_is_gone_as_in_eager(kind: str) -> None:
+    held, references = [Held()], list[Any]()
+
+    def between(i: int, _args: Any) -> None:
+        if i == 0:
+            held[:] = [Held()]
+            references[:] = [MADE[kind](held[0])]
+        if i == 2:
+            held.clear()
+
+    def exists() -> bool:
+        (found,) = references
+        return len(found) > 0 if kind == "WeakSet" else found() is not None
+
+    between(0, ())
+    made = lambda: weighed(lambda loss: loss * (2 if exists() else 1))  # noqa: E731
+    assert assert_leaves_as_eager(made, 4, between=between) > 1
+
+
+def test_a_proxy_of_an_object_that_is_gone_is_refused() -> None:
+    held = Held()
+    proxy = weakref.proxy(held)
+    del held
+    with pytest.raises(UnsupportedError, match="'proxy' is a weak proxy of an object that is gone"):
+        walk_objects(lambda: proxy.scale, [])

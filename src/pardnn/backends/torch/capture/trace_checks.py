@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import counting_hook, unreached_write
 from pardnn.backends.torch.capture.refusals.tensor_questions import given_tensor
+from pardnn.backends.torch.capture.result import structured
 from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import (
     StepTrace,
@@ -194,17 +196,27 @@ def check_constants(tracer: Tracer) -> None:
             raise unreached_write(tuple(tensor.shape), value.storage.writes[0].source)
 
 
-def check_same_numbers(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step of which two traces from the same state leave other plain numbers.
+def check_same_twice(one: StepTrace, other: StepTrace) -> None:
+    """Reject a step of which two traces from the same state differ: by a clock, say.
 
     Raises:
         UnsupportedError: E804.
     """
+    check_same(one, other)
+    check_same_effects(one.effects, other.effects)
     for name, change in one.changed.items():
         now, again = change.now, other.changed.get(name, change).now
         is_plain = isinstance(now, int | float) and isinstance(again, int | float)
         if is_plain and now != again and now == now:
             raise unsupported.changing_step(f"it leaves another number in {name!r}", None)
+    mine, its = (structured(x.result, None, lambda _: None, x.held) for x in (one, other))
+    if repr(mine) != repr(its):
+        raise unsupported.changing_step("it returns another number or text", None)
+
+
+def is_not_twice(error: Exception) -> bool:
+    """Whether an error says that two traces of a step differ."""
+    return isinstance(error, PardnnError) and "differs" in error.details
 
 
 def check_same(one: StepTrace, other: StepTrace) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _string
 import dis
 import functools
+import re
+import string
 import sys
 import sysconfig
 import threading
@@ -19,6 +22,10 @@ _LIBRARY_ROOTS = tuple(
 _TYPED = ("<stdin>", "<console>", "<input>", "<ipython-input", "<python-input", "<doctest")
 #: Functions of `operator` that tell one object from another.
 _IDENTITY = frozenset({"is_", "is_not"})
+#: Functions of Python's that run what a text says, or give all variables of a module.
+_OF_TEXTS = frozenset({"eval", "exec", "globals"})
+_FORMATS = frozenset({"format", "format_map"})
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
 
 
@@ -30,9 +37,67 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes_of(constant)
 
 
-def names_in(code: types.CodeType) -> list[str]:
+@functools.cache
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the globals and attributes that a function names, those of inner functions last."""
-    return list(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
+    return tuple(dict.fromkeys(name for each in codes_of(code) for name in each.co_names))
+
+
+def globals_named(function: types.FunctionType) -> list[str]:
+    """Return the globals that a function may read.
+
+    By a name that it computes (`eval(text)`, `globals()[kind]`) these are what its texts mention,
+    functions, classes, and what is written as constants are; other variables are those of a loop.
+    """
+    code, held, named = function.__code__, function.__globals__, names_in(function.__code__)
+    found = [name for name in named if name in held]
+    if not (calls_by_text(code) or ("__name__" in named and "getattr" in named)):
+        return found
+    texts = (text for each in texts_of(code) for text in _IDENTIFIER.findall(each))
+    found += [text for text in texts if text in held]
+    kinds = types.FunctionType, type
+    found += [key for key, x in held.items() if key.isupper() or isinstance(x, kinds)]
+    return list(dict.fromkeys(found))
+
+
+def texts_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the texts in a function's code, and in what is defined in it."""
+    for each in codes_of(code):
+        for constant in each.co_consts:
+            items = constant if isinstance(constant, tuple) else (constant,)
+            yield from (item for item in items if isinstance(item, str))
+
+
+@functools.cache
+def calls_by_text(code: types.CodeType) -> bool:
+    """Whether code calls `eval`, `exec` or `globals`; `model.eval()` is none of them."""
+    instructions = (at for each in codes_of(code) for at in dis.get_instructions(each))
+    return any(at.opname == "LOAD_GLOBAL" and at.argval in _OF_TEXTS for at in instructions)
+
+
+@functools.cache
+def lays_out_texts(code: types.CodeType) -> bool:
+    """Whether code calls `format` of a text that is none of its own: it may name attributes."""
+    for each in codes_of(code):
+        before = ""
+        for at in dis.get_instructions(each):
+            # Python 3.12 has one instruction for attributes and methods.
+            is_loaded = at.opname in ("LOAD_METHOD", "LOAD_ATTR") and at.argval in _FORMATS
+            if is_loaded and before not in ("LOAD_CONST", "BUILD_STRING"):
+                return True
+            before = at.opname
+    return False
+
+
+def names_in_fields(text: str) -> Iterator[str]:
+    """Yield the attributes and keys that a text asks of what it lays out: `"{0.mode}"`."""
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(text) if field]
+        yield from (
+            str(key) for each in fields for _, key in _string.formatter_field_name_split(each)[1]
+        )
+    except ValueError:  # it is no such text
+        return
 
 
 def place_in(code: types.CodeType, at: dis.Instruction) -> str:

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.references import BYTES, traced_functions
 
 #: Of all that is compared by content. A larger array is no constant of a graph either
@@ -52,9 +53,9 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
     "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
     "torch.backends.cuda.cudnn_sdp_enabled()": torch._C._get_cudnn_sdp_enabled,
 }  # fmt: skip
-#: Modes that are globals of torch's modules: name -> their namespace and key.
-MODE_GLOBALS: dict[str, tuple[dict[str, Any], str]] = {
-    "torch.backends.mha": (vars(torch.backends.mha), "_is_fastpath_enabled"),
+#: Modes that are globals of torch's modules: name -> their namespace and keys.
+MODE_GLOBALS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "torch.backends.mha": (vars(torch.backends.mha), ["_is_fastpath_enabled"]),
 }
 #: What is set for all code, and decides which calls torch makes or of which type, by its name.
 _MODES: dict[str, Callable[[], Any]] = {
@@ -175,6 +176,11 @@ def has_content(value: Any) -> bool:
     return isinstance(value, (set, np.ndarray, *BYTES))
 
 
+def has_order(value: Any) -> bool:
+    """Whether `move_to_end` may change the order of a container's keys, and of no item."""
+    return isinstance(value, OrderedDict) and all(isinstance(key, PLAIN) for key in value)
+
+
 def content_of(value: Any) -> Any:
     """Return what is compared of a value with content; of an ordered dictionary, the order."""
     if isinstance(value, OrderedDict):
@@ -192,8 +198,6 @@ def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable
         value: Any object.
         used: Names that the user's code mentions.
     """
-    if isinstance(value, weakref.ref):
-        return f"{path}()", functools.partial(weakref.ref.__call__, value)
     if _is_users_cache(value):
         return f"how often {path}.cache_clear() was called", Clearings(value)
     if isinstance(value, logging.Logger):

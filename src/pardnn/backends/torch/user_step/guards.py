@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_object
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_users_code, names_in
+from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
     ClassGuards,
@@ -35,6 +35,7 @@ from pardnn.backends.torch.user_step.content_guards import (
     asked_of,
     environment,
     has_content,
+    has_order,
     process_settings,
     reads_environment,
     shared_values,
@@ -46,13 +47,14 @@ from pardnn.backends.torch.user_step.item_guards import (
     Change,
     ItemGuard,
     Snapshot,
+    any_key,
     items_by_key,
     may_hold,
+    no_key,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import (
     GLOBAL_HOOKS,
-    PLAIN,
     argument_names,
     attributes_of,
     walk_objects,
@@ -60,12 +62,20 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.parameter_guards import (
     ParameterGuards,
     hook_tables,
+    own_step,
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.references import behind_proxy, cells, referred, registrations
+from pardnn.backends.torch.user_step.references import (
+    Existence,
+    behind_proxy,
+    cells,
+    is_reference,
+    referred,
+    registrations,
+)
 from pardnn.backends.torch.user_step.slots import behind_view, dotted, slots_of_class
-from pardnn.backends.torch.user_step.used_names import imported_modules, used_names
+from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
 _BOUND = (
@@ -77,14 +87,6 @@ _BOUND = (
 _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
-})  # fmt: skip
-#: Methods of users' classes that run without being named.
-_RUN = frozenset({
-    "forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__",
-    "__next__", "__contains__", "__missing__", "__bool__", "__float__", "__int__", "__index__",
-    "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__sub__", "__mul__", "__pow__",
-    "__truediv__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__enter__", "__exit__",
-    "__torch_function__",
 })  # fmt: skip
 #: Their items lie in what an attribute holds.
 _HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
@@ -129,16 +131,16 @@ class Guards:
         self._attributes, self._pointed = AttributeGuards(), AttributeGuards()
         if reads_environment(self._used.of_users):  # by names that it may compute
             known = environment()
-            self._guards.append(ItemGuard("os.environ", known, list(known), _any_key))
+            self._guards.append(ItemGuard("os.environ", known, list(known), any_key))
         else:
             for name, get in shared_values(self._used.names):
                 self._attributes.add(name, get)
-        for name, get in process_settings(self._used.of_users):
-            self._attributes.add(name, get)
-        for name, get in registrations(self._used.of_users):
+        mentioned = self._used.of_users
+        for name, get in (*process_settings(mentioned), *registrations(mentioned)):
             self._attributes.add(name, get)
         self._contents, self._modes, self._classes = ContentGuards(), ModeGuards(), ClassGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
+        self._weak: list[tuple[str, Any]] = []
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
         for i, name in enumerate(names):
@@ -147,13 +149,15 @@ class Guards:
         self._walk("", step)
         for function in self._used.functions:
             self._walk("", function)
-        for name, (space, key) in MODE_GLOBALS.items():
-            self._guards.append(ItemGuard(name, space, [key]))
+        self._guards += [ItemGuard(name, *held) for name, held in MODE_GLOBALS.items()]
         for name, hooks in GLOBAL_HOOKS.items():
-            self._guards.append(ItemGuard(name, hooks, list(hooks), _any_key))
+            self._guards.append(ItemGuard(name, hooks, list(hooks), any_key))
             for i, hook in enumerate(hooks.values()):
                 self._walk(dotted(name, i), hook)
+        while self._weak:  # last, so that what is held otherwise comes first
+            self._walk(*self._weak.pop(0), is_weak=True)
         self._guards += library_guards(self._used, self._seen.values())
+        self._seen = {}  # what only a weak reference leads to may go
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(self._parameters)
         self.of_batch = BatchGuards(step, names, self._used, written, live, filled)
@@ -193,10 +197,16 @@ class Guards:
         get = functools.partial(getattr, value, key, None)
         guards.add(name, get, place=place, address=address or 0)
 
-    def _walk(self, name: str, start: Any) -> None:
+    def _walk(self, name: str, start: Any, *, is_weak: bool = False) -> None:
+        """Guard what a value leads to, later what only weak references do: that is not held."""
         stack = [(name, start)]
         while stack:
             path, value = stack.pop()
+            if is_reference(value):
+                if not is_weak:
+                    self._weak.append((path, value))
+                    continue
+                self._attributes.add(f"whether what {path} refers to exists", Existence(value))
             value = behind_proxy(value)
             if isinstance(value, frozenset):
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
@@ -206,7 +216,8 @@ class Guards:
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
             elif may_hold(value) and id(value) not in self._seen:
                 self._seen[id(value)] = value
-                self._classes.add(path, value)
+                if not is_weak:
+                    self._classes.add(path, value)
                 stack += [(dotted(path, key), each) for key, each in referred(value)]
                 stack += reversed(list(self._children(path, value)))
 
@@ -227,10 +238,13 @@ class Guards:
         elif isinstance(value, torch.nn.Module):
             yield from self._module(path, value)
         elif isinstance(value, dict | list | collections.deque):
-            yield from self._container(path, value, _any_key)
-            is_ordered = isinstance(value, collections.OrderedDict)
-            if is_ordered and all(isinstance(key, PLAIN) for key in value):
-                self._contents.add(path, value)  # `move_to_end` is no change of an item
+            yield from self._container(path, value, any_key)
+            if is_users_object(value):
+                yield from self._of_object(path, value)
+            elif isinstance(value, collections.defaultdict):
+                self._attribute(dotted(path, "default_factory"), value, "default_factory")
+            if has_order(value):
+                self._contents.add(path, value)
         elif has_content(value):
             self._contents.add(path, value)
         elif isinstance(value, types.MappingProxyType):
@@ -251,15 +265,18 @@ class Guards:
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
         elif isinstance(value, _HOLDERS):
-            yield from self._container(path, vars(value), _any_key)
+            yield from self._container(path, vars(value), any_key)
         elif is_users_object(value):
-            if hasattr(value, "__dict__"):
-                yield from self._container(path, value.__dict__, self._used.__contains__)
-            yield from self._slotted(path, value)
-            yield from self._classes_of(value)
+            yield from self._of_object(path, value)
+
+    def _of_object(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if hasattr(value, "__dict__"):
+            yield from self._container(path, value.__dict__, self._used.__contains__)
+        yield from self._slotted(path, value)
+        yield from self._classes_of(value)
 
     def _is_run_or_used(self, key: Any) -> bool:
-        return key in _RUN or key in self._used
+        return key in RUN_UNNAMED or key in self._used
 
     def _classes_of(self, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((kind.__name__, kind) for kind in type(value).__mro__)
@@ -280,26 +297,26 @@ class Guards:
             get = functools.partial(getattr, optimizer, key)
             self._attributes.add(dotted(path, key), get, is_same=True)
         if "step" in own:
-            self._attributes.add(dotted(path, "step"), functools.partial(_own_step, optimizer))
+            self._attributes.add(dotted(path, "step"), functools.partial(own_step, optimizer))
         keys = [k for k, v in own.items() if isinstance(v, VALUES) and k in self._used]
         keys = [key for key in keys if (id(own), key) not in self._written]
 
         def is_new(key: Any) -> bool:
-            return key == "step" and _own_step(optimizer) is not None
+            return key == "step" and own_step(optimizer) is not None
 
         self._guards.append(ItemGuard(path, own, [*keys, *same], is_new, same=same))
         self._hooks(path, own)
         state = optimizer.state
-        self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
+        self._guards.append(ItemGuard(f"{path}.state", state, list(state), no_key))
         for each in (each for each in state.values() if isinstance(each, dict)):
             tensors = [key for key, value in each.items() if isinstance(value, torch.Tensor)]
             self._guards.append(ItemGuard(f"{path}.state", each, tensors, is_ordered=True))
         groups = optimizer.param_groups
         which = range(len(groups))
-        self._guards.append(ItemGuard(f"{path}.param_groups", groups, which, _any_key, same=which))
+        self._guards.append(ItemGuard(f"{path}.param_groups", groups, which, any_key, same=which))
         for i, group in enumerate(groups):
             name, held = f"{path}.param_groups.{i}.params", group["params"]
-            self._guards.append(ItemGuard(name, held, range(len(held)), _any_key))
+            self._guards.append(ItemGuard(name, held, range(len(held)), any_key))
         defaults = own.get("defaults")
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
@@ -332,7 +349,7 @@ class Guards:
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
             if key in _HOOK_TABLES and isinstance(table, dict):
-                self._guards.append(ItemGuard(dotted(path, key), table, list(table), _any_key))
+                self._guards.append(ItemGuard(dotted(path, key), table, list(table), any_key))
                 if isinstance(table, collections.OrderedDict) and len(table) > 1:
                     self._contents.add(dotted(path, key), table)  # as for other containers
 
@@ -351,7 +368,7 @@ class Guards:
         yield from self._container(path, attributes, is_used, _HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
-            yield from self._container(path, attributes[table], _any_key)
+            yield from self._container(path, attributes[table], any_key)
         yield from self._classes_of(module)
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -365,7 +382,6 @@ class Guards:
                 yield key, value
         if is_library_file(function.__code__.co_filename):
             return
-        used = {name for name in names_in(function.__code__) if name in function.__globals__}
         name = function.__name__
         # An editor that reloads a module puts other code into its functions.
         for key in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -374,22 +390,8 @@ class Guards:
         yield from ((f"{name}.default", item) for item in defaults)
         yield from self._container(name, function.__dict__, self._used.__contains__)
         namespace = function.__globals__
+        used = globals_named(function)
         kept = sorted(key for key in used if (id(namespace), key) not in self._written)
         self._guards.append(ItemGuard("", namespace, kept))
         yield from ((key, namespace[key]) for key in kept)
         yield from imported_modules(function)
-
-
-def _any_key(_key: Any) -> bool:
-    return True
-
-
-def _no_key(_key: Any) -> bool:
-    return False
-
-
-def _own_step(optimizer: torch.optim.Optimizer) -> Any:
-    """Return what was assigned to an optimizer's `step`, below the wrapper of its schedules."""
-    step = optimizer.__dict__.get("step")
-    step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
-    return None if step is type(optimizer).step else step

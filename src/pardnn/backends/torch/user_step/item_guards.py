@@ -186,14 +186,29 @@ def differ(now: Any, then: Any) -> bool:
         return list(now) != list(then) or any(differ(now[key], then[key]) for key in then)
     if isinstance(then, Held):
         return now.value is not then.value
-    if isinstance(then, VALUES):
+    if isinstance(then, VALUES) and not _has_more(then):
         return bool(now != then) and not (now != now and then != then)
     return now is not then
 
 
 def may_hold(value: Any) -> bool:
     """Whether a value may hold others; members of an enumeration may, beside being compared."""
-    return not isinstance(value, VALUES) or isinstance(value, enum.Enum)
+    return not isinstance(value, VALUES) or hasattr(value, "__dict__")
+
+
+def _has_more(value: Any) -> bool:
+    """Whether a number or text has attributes, which an equal one may have otherwise."""
+    return hasattr(value, "__dict__") and not isinstance(value, enum.Enum)
+
+
+def any_key(_key: Any) -> bool:
+    """Whether an item counts: each does."""
+    return True
+
+
+def no_key(_key: Any) -> bool:
+    """Whether an item counts: none does."""
+    return False
 
 
 class AttributeGuards:

@@ -2,11 +2,13 @@
 
 What a library's own code does is taken for granted, but not that nobody replaces a function in its
 module, or a method in its class: those that the user's code names, and those that code which the
-step reaches may run. One dictionary a module or class, whose version is compared.
+step reaches may run, and what it finds among Python's own functions: `builtins.print = ...`. One
+dictionary a module or class, whose version is compared.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
 import types
 from collections import deque
@@ -37,7 +39,8 @@ def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
     held = [(value.__name__, value) for value in values if _is_library(value)]
     found = dict(_named_modules(used, held))
     named = set(found)
-    guards = []
+    built_in = vars(builtins)
+    guards = [ItemGuard("builtins", built_in, sorted(used.of_users & built_in.keys()))]
     for kind in dict.fromkeys([torch.Tensor, *kinds]):
         module = sys.modules.get(kind.__module__)
         if kind.__flags__ & HEAP_TYPE and module is not None and is_library_module(module):

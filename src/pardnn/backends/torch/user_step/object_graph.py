@@ -29,12 +29,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
 from pardnn.backends.torch.user_step.references import (
     BYTES,
     behind_proxy,
     cells,
     check_claim,
+    proxy_of_nothing,
     referred,
 )
 from pardnn.backends.torch.user_step.slots import (
@@ -46,6 +47,7 @@ from pardnn.backends.torch.user_step.slots import (
     items_of,
 )
 from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.errors import UnsupportedError, shown
 
 #: Of torch's own classes only these hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -206,7 +208,8 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
         entry = stack.pop()
         if _note_simple(objects, entry):
             continue
-        value = behind_proxy(entry.value)
+        if (value := behind_proxy(entry.value)) is None:  # `_note_simple` has taken None itself
+            raise proxy_of_nothing(entry.name)
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
         check_claim(value, entry.name)
@@ -382,12 +385,11 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.contents.append((named.name, function, dict(function.__dict__)))
     for key, item in list(function.__dict__.items()):
         yield named.child(key, item, function)
-    for key in names_in(function.__code__):
-        if key in function.__globals__:
-            item = function.__globals__[key]
-            objects.contents.append((key, GlobalName(function.__globals__, key), item))
-            slot = Slot(function.__globals__, key)
-            yield entry._replace(name=key, value=item, slot=slot)
+    for key in globals_named(function):
+        item = function.__globals__[key]
+        objects.contents.append((key, GlobalName(function.__globals__, key), item))
+        slot = Slot(function.__globals__, key)
+        yield entry._replace(name=key, value=item, slot=slot)
 
 
 def _is_walked(value: Any) -> bool:

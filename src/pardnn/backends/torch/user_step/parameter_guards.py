@@ -207,3 +207,10 @@ def _kind_at(group: Mapping[str, Any], key: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.dtype, value.shape, value.device, value.requires_grad
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return what was assigned to an optimizer's `step`, below the wrapper of its schedules."""
+    step = optimizer.__dict__.get("step")
+    step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
+    return None if step is type(optimizer).step else step

@@ -18,7 +18,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -54,6 +54,28 @@ _READ = (
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
+def is_reference(value: Any) -> bool:
+    """Whether a value refers to another without holding it."""
+    return type(value) in _PROXIES or isinstance(value, weakref.ref)
+
+
+class Existence:
+    """Tells whether what a weak reference or proxy refers to exists, without holding it.
+
+    Args:
+        value: The reference.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> bool:
+        """Return whether it exists."""
+        if isinstance(self._value, weakref.ref):
+            return weakref.ref.__call__(self._value) is not None
+        return behind_proxy(self._value) is not None
+
+
 def behind_proxy(value: Any) -> Any:
     """Return what a weak proxy stands for, and any other value itself; None if that is gone."""
     if type(value) not in _PROXIES:
@@ -62,6 +84,19 @@ def behind_proxy(value: Any) -> Any:
         return value.__sizeof__.__self__
     except ReferenceError:
         return None
+
+
+def proxy_of_nothing(name: str) -> UnsupportedError:
+    """Return E801: an object that a proxy stood for is gone.
+
+    Args:
+        name: Dotted path to the proxy.
+    """
+    return UnsupportedError(
+        f"{shown(name)} is a weak proxy of an object that is gone: any use of it raises "
+        "ReferenceError.\nSet it to None, or keep the object.",
+        details={"name": name},
+    )
 
 
 def check_claim(value: Any, name: str) -> None:
@@ -120,6 +155,8 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.library.CustomOpDef):
         yield from ((key, own) for key in _TRACED if (own := getattr(value, key)) is not None)
         return
+    if isinstance(value, defaultdict):
+        yield "default_factory", value.default_factory
     members: Any = ()
     # As the kind itself does: a container that tells who reads it is asked by the walk alone.
     kind = next((k for k in (dict, set, frozenset) if isinstance(value, k)), None)

@@ -29,17 +29,35 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.code_names import codes_of, is_library_file, is_library_module
+from pardnn.backends.torch.user_step.code_names import (
+    calls_by_text,
+    codes_of,
+    globals_named,
+    is_library_file,
+    is_library_module,
+    lays_out_texts,
+    names_in_fields,
+    texts_of,
+)
 
 #: Methods that run without being named.
 _IMPLICIT = frozenset({"forward"})
+#: Methods of users' classes that run without being named.
+RUN_UNNAMED = frozenset({
+    "forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__len__", "__iter__",
+    "__next__", "__contains__", "__missing__", "__bool__", "__float__", "__int__", "__index__",
+    "__str__", "__repr__", "__format__", "__hash__", "__eq__", "__lt__", "__le__", "__gt__",
+    "__ge__", "__add__", "__sub__", "__mul__", "__pow__", "__truediv__", "__radd__", "__rsub__",
+    "__rmul__", "__rtruediv__", "__enter__", "__exit__", "__torch_function__",
+})  # fmt: skip
 #: Methods that run where an object is made, of a class that the code can reach as a value.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 #: Special methods that no training step runs.
 _NEVER_RUN = _MAKING | {
-    "__repr__", "__str__", "__del__", "__reduce__", "__getstate__", "__setstate__",
-    "__init_subclass__", "__dir__",
+    "__del__", "__reduce__", "__getstate__", "__setstate__", "__init_subclass__", "__dir__",
 }  # fmt: skip
+#: Those that make texts. Of libraries nobody decides by them.
+_TEXTS = frozenset({"__repr__", "__str__"})
 #: Their methods read what the graph records by other means.
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
@@ -186,7 +204,9 @@ class _Search:
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether what a class or module has under a name may run without being named."""
-        return isinstance(holder, type) and (runs_unnamed(name) or self._makes(holder, name))
+        if not isinstance(holder, type) or (name in _TEXTS and _is_of_library(holder)):
+            return False
+        return runs_unnamed(name) or self._makes(holder, name)
 
     def _makes(self, holder: type, name: str) -> bool:
         return name in _MAKING and holder in self._made
@@ -234,14 +254,26 @@ class _Search:
         if is_users:
             self.found.functions.append(function)
             self.found.of_users |= mentioned
-            self.found.is_open |= not _COMPUTED_NAMES.isdisjoint(mentioned)
+            self.found.is_open |= _is_open(function, mentioned)
             for _, module in imported_modules(function):
                 self._follow(module)
         elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
             return
-        for name in mentioned:
+        computed = globals_named(function) if is_users else ()
+        for name in mentioned.union(computed):
             if name in function.__globals__:
                 self._follow(function.__globals__[name], is_users=is_users)
+
+
+def _is_open(function: types.FunctionType, mentioned: frozenset[str]) -> bool:
+    """Whether a user's function may read attributes by names that it computes, to decide by them.
+
+    A text that an object makes of itself, as meters do of their `__dict__`, is to be read.
+    """
+    if function.__name__ in _TEXTS:
+        return False
+    code = function.__code__
+    return not _COMPUTED_NAMES.isdisjoint(mentioned) or calls_by_text(code) or lays_out_texts(code)
 
 
 class _UsersSearch(_Search):
@@ -338,9 +370,8 @@ def _mentioned(code: types.CodeType) -> frozenset[str]:
     found = set[str]()
     for each in codes_of(code):
         found.update(each.co_names, each.co_varnames)
-        for constant in each.co_consts:
-            items = constant if isinstance(constant, tuple) else (constant,)
-            found.update(item for item in items if isinstance(item, str))
+    for text in texts_of(code):
+        found.update((text, *names_in_fields(text)))
     return frozenset(found)
 
 

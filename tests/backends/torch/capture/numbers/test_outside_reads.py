@@ -193,3 +193,27 @@ def test_other_threads_and_libraries_see_the_true_time() -> None:
     now = time.time()
     assert all(abs(each - now) < 1000 for each in seen)
     assert abs(later - now - 3 * APART_S) < 1000
+
+
+@pytest.mark.parametrize("is_returned", [True, False])
+def test_seconds_that_a_step_returns_or_adds_up_are_called_a_clocks(is_returned: bool) -> None:
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spent = {"forward": 0.0}
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        begun = perf_counter()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        seconds = perf_counter() - begun
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if is_returned:
+            return {"loss": loss, "seconds": seconds}
+        spent["forward"] += seconds
+        return loss
+
+    named = "it returns another number" if is_returned else "another number in 'spent.forward'"
+    with pytest.raises(UnsupportedError, match=f"(?s){named}.*fast.step_s has the seconds") as e:
+        capture(step, x, y)
+    assert e.value.code == "E804"

@@ -59,6 +59,8 @@ def python_calls() -> Iterator[None]:
                 new = _floor_division(getattr(kind, name), is_reflected=name[2] == "r")
                 stack.enter_context(mock.patch.object(kind, name, new))
         stack.enter_context(mock.patch.object(torch.SymInt, "__hash__", _hash))
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            stack.enter_context(mock.patch.object(kind, "__reduce_ex__", _reduced, create=True))
         stack.enter_context(mock.patch.object(builtins, "divmod", _divmod))
         for name, is_better in {"min": operator.lt, "max": operator.gt}.items():
             new = _choosing(getattr(builtins, name), is_better)
@@ -211,6 +213,14 @@ def _looks_up(code: types.CodeType, at: int) -> bool:
     methods = [x for x in loads if x.positions and x.positions[::2] == begin]
     is_call = done[-1].opname in ("PRECALL", "CALL")
     return is_call and bool(methods) and methods[-1].argval == "get"
+
+
+def _reduced(number: Any, protocol: Any) -> Any:
+    """Let a number be pickled: which one it is, is guarded. A copy of it is itself."""
+    node, caller = node_of(number), sys._getframe(1).f_globals.get("__name__")
+    if node is None or caller == "copy":
+        return object.__reduce_ex__(number, protocol)
+    return node.kind, (node.kind(number),)
 
 
 def _floor_division(real: Callable[..., Any], *, is_reflected: bool) -> Callable[..., Any]:

@@ -373,8 +373,9 @@ def changing_step(what: str, where: str | None) -> UnsupportedError:
         where,
         f"the step is not the same twice: {what}{at(where)}. A number or tensor that\n"
         "Python makes anew in each step (a clock, an iterator) would be frozen in the graph.\n"
-        "Pass it to the step as an argument.",
+        "Pass it to the step as an argument; fast.step_s has the seconds of each step.",
         "E804",
+        differs=what,
     )
 
 
