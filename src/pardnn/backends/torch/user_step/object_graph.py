@@ -30,14 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
-from pardnn.backends.torch.user_step.references import (
-    BYTES,
-    behind_proxy,
-    cells,
-    check_claim,
-    proxy_of_nothing,
-    referred,
-)
+from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
     Entry,
     GlobalName,
@@ -47,7 +40,6 @@ from pardnn.backends.torch.user_step.slots import (
     items_of,
 )
 from pardnn.backends.torch.user_step.used_names import users_functions
-from pardnn.errors import UnsupportedError, shown
 
 #: Of torch's own classes only these hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -208,11 +200,9 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
         entry = stack.pop()
         if _note_simple(objects, entry):
             continue
-        if (value := behind_proxy(entry.value)) is None:  # `_note_simple` has taken None itself
-            raise proxy_of_nothing(entry.name)
+        value = followed(entry.value, entry.name)
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
-        check_claim(value, entry.name)
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)

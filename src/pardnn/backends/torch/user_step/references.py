@@ -86,20 +86,27 @@ def behind_proxy(value: Any) -> Any:
         return None
 
 
-def proxy_of_nothing(name: str) -> UnsupportedError:
-    """Return E801: an object that a proxy stood for is gone.
+def followed(value: Any, name: str) -> Any:
+    """Return what a weak proxy stands for, and any other value itself.
 
     Args:
-        name: Dotted path to the proxy.
+        value: Any object but None.
+        name: Dotted path to it.
+
+    Raises:
+        UnsupportedError: E801, if the proxy's object is gone, or it only says what it is.
     """
-    return UnsupportedError(
-        f"{shown(name)} is a weak proxy of an object that is gone: any use of it raises "
-        "ReferenceError.\nSet it to None, or keep the object.",
-        details={"name": name},
-    )
+    if (found := behind_proxy(value)) is None:
+        raise UnsupportedError(
+            f"{shown(name)} is a weak proxy of an object that is gone: any use of it raises "
+            "ReferenceError.\nSet it to None, or keep the object.",
+            details={"name": name},
+        )
+    _check_claim(found, name)
+    return found
 
 
-def check_claim(value: Any, name: str) -> None:
+def _check_claim(value: Any, name: str) -> None:
     """Reject a value that says it is of a class whose content a walk reads, and has none.
 
     As `Mock(spec=dict)` does. What wraps such a value passes on what it is asked.
