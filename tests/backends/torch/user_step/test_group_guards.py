@@ -68,3 +68,34 @@ def test_another_tensor_is_followed(shared: bool) -> None:
             args[1].param_groups[1]["lr"] = torch.tensor(0.1 * i)
 
     assert assert_leaves_as_eager(make, between=between) == 1 + shared
+
+
+@pytest.mark.parametrize("where", ["step", "caller"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_numbers_of_the_user_in_optimizer_state_are_followed(kind: Any, where: str) -> None:
+    """A key that no step before had, and later another number, which other calls count."""
+
+    def count(states: Any, parameter: Any) -> None:
+        states[parameter]["count"] = states[parameter].get("count", 0) + 1
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, i: int) -> torch.Tensor:
+        if where == "step" and i % 3 == 1:
+            count(optimizer.state, model.weight)
+        weight = 1 + 0.1 * optimizer.state.get(model.weight, {}).get("count", 0)
+        optimizer.zero_grad()
+        loss = model(x).square().mean() * weight
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        args = model, kind(model.parameters(), lr=0.1), torch.randn(4, 6), 0
+        return step, args, args
+
+    def between(i: int, args: Any) -> None:
+        if where == "caller" and i % 3 == 1:
+            count(args[1].state, args[0].weight)
+
+    assert assert_leaves_as_eager(make, 7, lambda i: {3: i}, between) > 1

@@ -50,7 +50,6 @@ from pardnn.backends.torch.user_step.item_guards import (
     any_key,
     items_by_key,
     may_hold,
-    no_key,
 )
 from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import (
@@ -63,6 +62,7 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     ParameterGuards,
     hook_tables,
     own_step,
+    states_of_parameters,
     tensors_held,
     tensors_of_groups,
 )
@@ -306,11 +306,8 @@ class Guards:
 
         self._guards.append(ItemGuard(path, own, [*keys, *same], is_new, same=same))
         self._hooks(path, own)
-        state = optimizer.state
-        self._guards.append(ItemGuard(f"{path}.state", state, list(state), no_key))
-        for each in (each for each in state.values() if isinstance(each, dict)):
-            tensors = [key for key, value in each.items() if isinstance(value, torch.Tensor)]
-            self._guards.append(ItemGuard(f"{path}.state", each, tensors, is_ordered=True))
+        used, written = self._used.of_users, self._written
+        self._guards += states_of_parameters(f"{path}.state", optimizer.state, used, written)
         groups = optimizer.param_groups
         which = range(len(groups))
         self._guards.append(ItemGuard(f"{path}.param_groups", groups, which, any_key, same=which))
@@ -321,7 +318,7 @@ class Guards:
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
             self._guards.append(ItemGuard(f"{path}.defaults", defaults, plain))
-        guards, kinds = tensors_of_groups(path, optimizer, self._used.of_users, self._written)
+        guards, kinds = tensors_of_groups(path, optimizer, used, written)
         self._guards += guards
         for name, get in kinds:
             self._attributes.add(name, get)

@@ -27,7 +27,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
-from pardnn.backends.torch.user_step.item_guards import Change, ItemGuard
+from pardnn.backends.torch.user_step.item_guards import (
+    VALUES,
+    Change,
+    ItemGuard,
+    any_key,
+    no_key,
+)
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
@@ -144,6 +150,36 @@ def _short_text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return "a tensor"  # a shard's shape differs from rank to rank
     return value if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+
+
+def states_of_parameters(
+    path: str,
+    states: Mapping[Any, Any],
+    used: Collection[str],
+    written: Collection[tuple[int, Any]],
+) -> Iterator[ItemGuard]:
+    """Yield guards on what an optimizer holds of each parameter.
+
+    Code of libraries makes states as it needs them, and reads its own alone. The user's may read
+    what is new, and numbers that no step changes.
+
+    Args:
+        path: Dotted path to the states.
+        states: By parameter.
+        used: As in `tensors_of_groups`.
+        written: As in `tensors_of_groups`.
+    """
+    is_read = "state" in used
+    yield ItemGuard(path, states, list(states), any_key if is_read else no_key)
+    for each in (each for each in states.values() if isinstance(each, dict)):
+        keys = [
+            key for key, value in each.items()
+            if isinstance(value, torch.Tensor) or (
+                is_read and isinstance(value, VALUES) and key in used
+                and (id(each), key) not in written
+            )
+        ]  # fmt: skip
+        yield ItemGuard(path, each, keys, used.__contains__ if is_read else None, is_ordered=True)
 
 
 def tensors_of_groups(
