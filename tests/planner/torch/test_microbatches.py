@@ -299,7 +299,7 @@ def test_local_search_improves_stages_within_the_limit() -> None:
     assert plans[0].pieces == pieces
 
 
-@pytest.mark.parametrize("options", [{"microbatches": 2}, {"recompute": True}, {"offload": True}])
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"recompute": True}])
 @pytest.mark.parametrize("algorithm", ["modulo", "heft"])
 def test_constraints_hold_of_every_piece_and_second_call(options, algorithm: str) -> None:
     demanded = [pardnn.pin("layer:model.1", 1), pardnn.apart("layer:model.2", "layer:model.3")]
@@ -310,6 +310,28 @@ def test_constraints_hold_of_every_piece_and_second_call(options, algorithm: str
     assert len(names) >= options.get("microbatches", 1)
     assert plan.constraints == tuple(demanded)
     assert plan_problems(graph(), plan) == []
+
+
+@functools.cache
+def with_states() -> Graph:
+    step, (model, _, x, y) = deep()
+    return capture(step, model, torch.optim.Adam(model.parameters()), x[:8], y[:8])
+
+
+@pytest.mark.parametrize("pieces", [None, 2])
+def test_constraints_that_only_state_on_the_host_leaves_room_for(pieces: int | None) -> None:
+    """All layers on one device, which the state alone would fill."""
+    alone = pardnn.plan(with_states(), Cluster.uniform(1), "single", costs="v100").predicted
+    assert alone is not None
+    cluster = Cluster.uniform(2, memory=int(0.6 * alone.peak_bytes[0]))
+    demanded = (pardnn.together("layer:model"), pardnn.pin("layer:model.2", 1))
+    options = {"reserve": 0.0, "costs": "v100", "microbatches": pieces, "constraints": demanded}
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(with_states(), cluster, "heft", **options)
+    plan = pardnn.plan(with_states(), cluster, "heft", offload=True, **options)
+    assert plan.offload
+    assert plan_problems(with_states(), plan) == []
+    assert {plan.placement[name] for name in plan.offload} == {1}
 
 
 def test_an_interrupted_search_keeps_the_best_plan_of_a_cut_batch(
