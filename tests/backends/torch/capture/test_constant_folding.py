@@ -158,12 +158,6 @@ def test_lengths_of_the_batch_are_data() -> None:
         capture(step, *args)
 
 
-def test_a_number_is_no_loss() -> None:
-    step, args = small(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    with pytest.raises(UnsupportedError, match=r"returned a number, as \.item\(\) makes it"):
-        capture(lambda *a: step(*a).item(), *args)
-
-
 class Sharpness(torch.optim.SGD):
     """Steps uphill first, and keeps the weights meanwhile, as SAM does."""
 

@@ -138,6 +138,37 @@ def test_a_cut_step_returns_whole_tensors() -> None:
         assert close(found, eager(everything, flat))
 
 
+WITHOUT_LOSS: dict[str, Callable[..., Any]] = {
+    "number": lambda model, x, y, loss, logits: loss.item(),
+    "nothing": lambda model, x, y, loss, logits: None,
+    "numbers": lambda model, x, y, loss, logits: {"loss": loss.item(), "n": len(y)},
+    "logits": lambda model, x, y, loss, logits: logits,
+}
+
+
+def plan_of(made: Callable[..., Any], **how: Any) -> Plan:
+    step, args = returning(made)
+    graph = capture(step, *args)
+    assert graph.loss_op is not None  # what `backward` was called on
+    return pardnn.plan(graph, pardnn.Cluster.uniform(2), costs="v100", **how)
+
+
+@pytest.mark.parametrize("name", WITHOUT_LOSS)
+def test_a_step_may_return_no_loss(name: str) -> None:
+    made = WITHOUT_LOSS[name]
+    for found in on_ranks(made, plan_of(made, algorithm="round-robin"), flat):
+        assert found == eager(made, flat)
+
+
+@pytest.mark.parametrize(
+    "how", [{"algorithm": "equal-chop"}, {"algorithm": "modulo", "microbatches": 2}]
+)
+def test_a_step_that_is_cut_may_return_no_loss(how: dict[str, Any]) -> None:
+    made = WITHOUT_LOSS["numbers"]
+    for found in on_ranks(made, plan_of(made, **how), flat):
+        assert close(found, eager(made, flat))
+
+
 def test_an_object_is_returned_by_its_fields() -> None:
     def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Output:
         return Output(loss, logits, Cache())

@@ -354,7 +354,7 @@ class _Session:
             sharing: Sources that share a storage with others, by name.
             states: Calls that fill the states which the first step creates.
         """
-        returned = loss_of(trace.result) if self.has_loss else None
+        returned = loss_of(trace.result, trace.roots) if self.has_loss else None
         loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular, is_opening=first is None)
         result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)

@@ -1,14 +1,16 @@
 """The result of a step: which tensor of it is the loss, and what else its caller gets.
 
-The loss is marked in the graph. Every other tensor that the step returns becomes a copy that
+The loss is marked in the graph; where the step does not return it, it is what the last `backward`
+was called on. Every other tensor that the step returns becomes a copy that
 outlives the step, a residual: eager code holds the last result while the next step runs. The
 structure around them (tuples, lists, dicts, fields) is data on the loss op.
 """
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -26,13 +28,39 @@ from pardnn.backends.torch.ops.host_scalars import node_of
 _MAX_DEPTH = 8
 
 
-def loss_of(result: Any) -> torch.Tensor:
+@contextlib.contextmanager
+def roots_noted() -> Iterator[list[torch.Tensor]]:
+    """Note on what `backward` is called, meanwhile."""
+    roots, run = list[torch.Tensor](), torch.autograd._engine_run_backward
+
+    def noted(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("accumulate_grad"):  # else it is `torch.autograd.grad`
+            roots.extend(each for each in tensors if isinstance(each, torch.Tensor))
+        return run(tensors, *args, **kwargs)
+
+    torch.autograd._engine_run_backward = noted
+    try:
+        yield roots
+    finally:
+        torch.autograd._engine_run_backward = run
+
+
+def loss_of(result: Any, roots: Sequence[torch.Tensor] = ()) -> torch.Tensor:
     """Return the first scalar floating-point tensor in what a step returned, `loss` first.
+
+    A step may return `loss.item()`, or nothing: then it is the last scalar of `roots`.
+
+    Args:
+        result: What the step returned.
+        roots: Those of `roots_noted`.
 
     Raises:
         UnsupportedError: E805, if there is none.
     """
     found = next(_scalars(result, 0), None)
+    if found is None:
+        scalars = (root for each in reversed(roots) for root in _scalars(each, 0))
+        found = next(scalars, None)
     if found is None:
         raise unsupported.no_loss(_described(result))
     return found
@@ -46,7 +74,7 @@ def recorded_result(
     Args:
         tracer: Of the step, which has run.
         result: What it returned.
-        loss: The tensor of it that is the loss; None of an evaluation.
+        loss: The loss, of it or not; None of an evaluation.
         held: Names of the step's own objects by id, see `objects_by_name`.
 
     Returns:

@@ -27,6 +27,7 @@ class StepTrace:
         changed: Plain values that the step changed, by name.
         settings: Plain values that the graph takes for granted.
         result: What the step returned.
+        roots: What it called `backward` on.
         held: Names of the step's own objects by id.
         schedules: Names of the learning rate schedules that it stepped.
         effects: What the step tells: `numbers.effects.Effects`.
@@ -67,6 +68,7 @@ class StepTrace:
     tables: Sequence[Any] = ()
     stood_for: Mapping[int, torch.Tensor] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
+    roots: Sequence[torch.Tensor] = ()
 
     def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:
         """Make a placeholder the value of a source, with the arguments of its op."""

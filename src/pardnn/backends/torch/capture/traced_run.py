@@ -58,6 +58,7 @@ from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
+from pardnn.backends.torch.capture.result import roots_noted
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.rewrites.positions import Positions
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -199,6 +200,7 @@ def run_noted(
         stack.enter_context(clock_set(number, functions))
         stack.enter_context(questions_refused(tracer, functions))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
+        trace.roots = stack.enter_context(roots_noted())
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     if looks and not is_first:
         raise outside_look(*looks[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from pardnn.backends.entry_point import load_factory
-from pardnn.backends.torch.capture.result import loss_of
+from pardnn.backends.torch.capture.result import loss_of, roots_noted
 from pardnn.backends.torch.launch.compare_state import compared_state
 from pardnn.backends.torch.launch.job import STATE_FOLDER, Job
 
@@ -21,6 +22,12 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  the user's code may draw from it
     random.seed(seed)
+
+
+def _loss_of_one(step: Callable[..., Any], args: Sequence[Any]) -> float:
+    with roots_noted() as roots:
+        result = step(*args)
+    return loss_of(result, roots).item()
 
 
 def run_reference(job: Job, directory: Path) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def run_reference(job: Job, directory: Path) -> dict[str, Any]:
     start = time.perf_counter()
     # The steps before a checkpoint too: a run that goes on is compared with one that never stopped.
     before = (job.saving.first_step or 0) if job.saving is not None else 0
-    losses = [loss_of(step(*args)).item() for _ in range(before + job.steps)][before:]
+    losses = [_loss_of_one(step, args) for _ in range(before + job.steps)][before:]
     seconds = time.perf_counter() - start
     state, notes = compared_state(step, args, directory / STATE_FOLDER)
     return {"losses": losses, "seconds": seconds, "state": state, "notes": notes}

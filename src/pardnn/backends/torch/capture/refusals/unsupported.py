@@ -380,14 +380,14 @@ def changing_step(what: str, where: str | None) -> UnsupportedError:
 
 
 def no_loss(returned: str) -> UnsupportedError:
-    """Return E805: the step returns nothing that could be its loss."""
+    """Return E805: the step neither returns nor differentiates what could be its loss."""
     return UnsupportedError(
-        f"the step returned {returned}, and no scalar floating-point tensor in it.\n"
+        f"the step returned {returned}, and no scalar floating-point tensor in it,\n"
+        "and calls backward() on none.\n"
         "Return the loss: a tensor with one element, or a tuple, dict or object that holds it\n"
         "(a field named `loss` is taken first).",
-        code="E805",
-        details={"returned": returned},
-    )
+        code="E805", details={"returned": returned},
+    )  # fmt: skip
 
 
 def replaced_tensor(name: str, reason: str) -> UnsupportedError:
