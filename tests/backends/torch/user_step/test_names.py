@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.user_step.code_names import is_typed
+from pardnn.backends.torch.user_step.code_names import globals_named, is_typed
 from tests.backends.torch.stepping import Entry, assert_as_eager, assert_leaves_as_eager, small
 
 
@@ -155,6 +155,15 @@ print({op.source for op in pardnn.capture(step, batches[0]).ops})
         [sys.executable, "-"], input=script, text=True, capture_output=True, check=True
     )
     assert "<stdin>:18" in found.stdout
+
+
+def test_an_attribute_is_no_global_of_its_name() -> None:
+    """`self.model` would else lead to another model, which a script has trained before."""
+
+    def step(held: Any) -> Any:
+        return held.torch, [nn.Linear for _ in held.F]
+
+    assert globals_named(step) == ["nn"]  # `torch` and `F` are globals here, too
 
 
 def test_text_is_typed_where_no_script_runs(monkeypatch: pytest.MonkeyPatch) -> None:

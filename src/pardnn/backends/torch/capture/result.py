@@ -30,11 +30,12 @@ _MAX_DEPTH = 8
 
 @contextlib.contextmanager
 def roots_noted() -> Iterator[list[torch.Tensor]]:
-    """Note on what `backward` is called, meanwhile."""
+    """Note on what `backward` is called, meanwhile; within it, checkpoints call it on their own."""
     roots, run = list[torch.Tensor](), torch.autograd._engine_run_backward
 
     def noted(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("accumulate_grad"):  # else it is `torch.autograd.grad`
+        is_within = torch._C._current_graph_task_id() >= 0
+        if kwargs.get("accumulate_grad") and not is_within:  # else it is `torch.autograd.grad`
             roots.extend(each for each in tensors if isinstance(each, torch.Tensor))
         return run(tensors, *args, **kwargs)
 

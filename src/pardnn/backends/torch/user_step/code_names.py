@@ -18,6 +18,10 @@ from typing import Any
 _LIBRARY_ROOTS = tuple(
     {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
 )
+#: Instructions on globals, in class bodies too.
+_GLOBAL = frozenset({
+    "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS",
+})  # fmt: skip
 #: How Python's prompt, others, and documentation that is tested name what is typed.
 _TYPED = ("<stdin>", "<console>", "<input>", "<ipython-input", "<python-input", "<doctest")
 #: Functions of `operator` that tell one object from another.
@@ -50,7 +54,7 @@ def globals_named(function: types.FunctionType) -> list[str]:
     functions, classes, and what is written as constants are; other variables are those of a loop.
     """
     code, held, named = function.__code__, function.__globals__, names_in(function.__code__)
-    found = [name for name in named if name in held]
+    found = [name for name in _global_names(code) if name in held]
     if not (calls_by_text(code) or ("__name__" in named and "getattr" in named)):
         return found
     texts = (text for each in texts_of(code) for text in _IDENTIFIER.findall(each))
@@ -58,6 +62,13 @@ def globals_named(function: types.FunctionType) -> list[str]:
     kinds = types.FunctionType, type
     found += [key for key, x in held.items() if key.isupper() or isinstance(x, kinds)]
     return list(dict.fromkeys(found))
+
+
+@functools.cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that are read or written as globals, which attributes may have, too."""
+    instructions = (at for each in codes_of(code) for at in dis.get_instructions(each))
+    return tuple(dict.fromkeys(at.argval for at in instructions if at.opname in _GLOBAL))
 
 
 def texts_of(code: types.CodeType) -> Iterator[str]:
