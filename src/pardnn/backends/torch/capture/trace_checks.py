@@ -219,12 +219,15 @@ def is_not_twice(error: Exception) -> bool:
     return isinstance(error, PardnnError) and "differs" in error.details
 
 
+def difference(one: StepTrace, other: StepTrace) -> tuple[Call | None, Call | None] | None:
+    """Return the first calls in which two traces differ; None if they are the same."""
+    hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
+    return traces_differ(one.tracer.calls[: one.length], other.tracer.calls[: other.length], hints)
+
+
 def check_same(one: StepTrace, other: StepTrace) -> None:
     """Reject a step whose two traces differ."""
-    hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
-    different = traces_differ(
-        one.tracer.calls[: one.length], other.tracer.calls[: other.length], hints
-    )
+    different = difference(one, other)
     if different is None:
         return
     here, there = different

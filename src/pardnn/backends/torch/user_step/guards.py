@@ -307,7 +307,7 @@ class Guards:
         self._guards.append(ItemGuard(path, own, [*keys, *same], is_new, same=same))
         self._hooks(path, own)
         used, written = self._used.of_users, self._written
-        self._guards += states_of_parameters(f"{path}.state", optimizer.state, used, written)
+        self._guards += states_of_parameters(path, optimizer, used, written)
         groups = optimizer.param_groups
         which = range(len(groups))
         self._guards.append(ItemGuard(f"{path}.param_groups", groups, which, any_key, same=which))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import operator
 import sys
 import types
@@ -27,12 +28,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
+from pardnn.backends.torch.user_step.code_names import names_in, texts_of
 from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     Change,
     ItemGuard,
-    any_key,
-    no_key,
 )
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
@@ -154,32 +154,47 @@ def _short_text(value: Any) -> Any:
 
 def states_of_parameters(
     path: str,
-    states: Mapping[Any, Any],
+    optimizer: torch.optim.Optimizer,
     used: Collection[str],
     written: Collection[tuple[int, Any]],
 ) -> Iterator[ItemGuard]:
     """Yield guards on what an optimizer holds of each parameter.
 
-    Code of libraries makes states as it needs them, and reads its own alone. The user's may read
-    what is new, and numbers that no step changes.
+    An optimizer makes states as it needs them, and steps that are captured follow that. Keys that
+    its own code does not mention are the user's: new ones count, and numbers that no step changes.
 
     Args:
-        path: Dotted path to the states.
-        states: By parameter.
+        path: Dotted path to the optimizer.
+        optimizer: Of the step.
         used: As in `tensors_of_groups`.
         written: As in `tensors_of_groups`.
     """
-    is_read = "state" in used
-    yield ItemGuard(path, states, list(states), any_key if is_read else no_key)
+    name, states = f"{path}.state", optimizer.state
+    own = _mentioned_by(type(optimizer)) if "state" in used else used
+
+    def is_users(key: Any) -> bool:
+        return key in used and key not in own
+
+    def has_users(parameter: Any) -> bool:
+        held = states.get(parameter)
+        return isinstance(held, dict) and any(map(is_users, held))
+
+    yield ItemGuard(name, states, list(states), has_users)
     for each in (each for each in states.values() if isinstance(each, dict)):
         keys = [
             key for key, value in each.items()
-            if isinstance(value, torch.Tensor) or (
-                is_read and isinstance(value, VALUES) and key in used
-                and (id(each), key) not in written
-            )
+            if isinstance(value, torch.Tensor)
+            or (isinstance(value, VALUES) and is_users(key) and (id(each), key) not in written)
         ]  # fmt: skip
-        yield ItemGuard(path, each, keys, used.__contains__ if is_read else None, is_ordered=True)
+        yield ItemGuard(name, each, keys, is_users, is_ordered=True)
+
+
+@functools.cache
+def _mentioned_by(kind: type) -> frozenset[str]:
+    """Return the names and texts in the methods of a class."""
+    values = (value for base in kind.__mro__ for value in vars(base).values())
+    codes = [inspect.unwrap(x).__code__ for x in values if isinstance(x, types.FunctionType)]
+    return frozenset(name for code in codes for name in (*names_in(code), *texts_of(code)))
 
 
 def tensors_of_groups(
