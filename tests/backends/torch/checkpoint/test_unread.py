@@ -24,6 +24,7 @@ from tests.backends.torch.executors import bits
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.session.test_accumulation import zero_1
 from tests.backends.torch.stepping import cut_plan
+from tests.long_cases import long_but
 
 CALLS = 8
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -289,7 +290,7 @@ def fresh(held: Any, is_third: bool) -> float:
 
 
 @pytest.mark.parametrize("leave", [in_a_new_dict, for_none, of_text, fresh])
-@pytest.mark.parametrize("before", [3, 5])
+@pytest.mark.parametrize("before", long_but([5], [3, 5]))
 def test_what_some_calls_leave_is_there_for_those_after_a_load(
     leave: Callable[[Any, bool], float], before: int, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from pardnn.backends.torch.user_step.code_names import names_in_fields
 from tests.backends.torch.stepping import assert_leaves_as_eager, weighed
+from tests.long_cases import long_but
 
 SCALE = 1.0
 Read = Callable[[], float]
@@ -153,11 +154,17 @@ def among_builtins() -> Made:
 
 @pytest.mark.parametrize(
     "made",
-    [
-        by_globals, by_eval, by_eval_of_attribute, by_exec, by_module, by_sys_modules, by_field,
-        by_field_of_held_text, by_str, by_repr, beside_text, beside_number, beside_items,
-        in_class_of_items, default_factory, among_builtins,
-    ],
+    long_but(
+        [
+            "by_globals", "by_eval", "by_module", "by_field", "by_str", "beside_text",
+            "beside_items", "default_factory", "among_builtins",
+        ],
+        [
+            by_globals, by_eval, by_eval_of_attribute, by_exec, by_module, by_sys_modules, by_field,
+            by_field_of_held_text, by_str, by_repr, beside_text, beside_number, beside_items,
+            in_class_of_items, default_factory, among_builtins,
+        ],
+    ),
 )  # fmt: skip
 def test_a_change_is_seen(made: Callable[[], Made]) -> None:
     read, change = made()
