@@ -79,11 +79,9 @@ def texts_of(code: types.CodeType) -> Iterator[str]:
             yield from (item for item in items if isinstance(item, str))
 
 
-@functools.cache
 def calls_by_text(code: types.CodeType) -> bool:
     """Whether code calls `eval`, `exec` or `globals`; `model.eval()` is none of them."""
-    instructions = (at for each in codes_of(code) for at in dis.get_instructions(each))
-    return any(at.opname == "LOAD_GLOBAL" and at.argval in _OF_TEXTS for at in instructions)
+    return not _OF_TEXTS.isdisjoint(_global_names(code))
 
 
 @functools.cache
@@ -156,10 +154,10 @@ def is_typed(filename: str) -> bool:
 
 def is_library_module(module: Any) -> bool:
     """Whether a module, or a folder of modules without a file of its own, is of a library."""
-    if module is sys.modules["__main__"]:
-        return False
     # What it holds, not what it answers: `torch.classes` makes something of any name.
     held = getattr(module, "__dict__", {})
+    if module is sys.modules["__main__"] and "__file__" not in held:  # see `is_typed`
+        return False
     files = [held.get("__file__"), *(held.get("__path__") or ())]
     return is_library_file(next((each for each in files if each), "<"))
 

@@ -206,11 +206,6 @@ def any_key(_key: Any) -> bool:
     return True
 
 
-def no_key(_key: Any) -> bool:
-    """Whether an item counts: none does."""
-    return False
-
-
 class AttributeGuards:
     """Guards on closure cells, slots and attributes, which no container holds."""
 

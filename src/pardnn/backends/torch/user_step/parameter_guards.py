@@ -28,7 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
-from pardnn.backends.torch.user_step.code_names import names_in, texts_of
+from pardnn.backends.torch.user_step.code_names import texts_of
 from pardnn.backends.torch.user_step.item_guards import (
     VALUES,
     Change,
@@ -161,7 +161,7 @@ def states_of_parameters(
     """Yield guards on what an optimizer holds of each parameter.
 
     An optimizer makes states as it needs them, and steps that are captured follow that. Keys that
-    its own code does not mention are the user's: new ones count, and numbers that no step changes.
+    no text of its own code is are the user's: new ones count, and numbers that no step changes.
 
     Args:
         path: Dotted path to the optimizer.
@@ -170,7 +170,7 @@ def states_of_parameters(
         written: As in `tensors_of_groups`.
     """
     name, states = f"{path}.state", optimizer.state
-    own = _mentioned_by(type(optimizer)) if "state" in used else used
+    own = _texts_of_class(type(optimizer)) if "state" in used else used
 
     def is_users(key: Any) -> bool:
         return key in used and key not in own
@@ -190,11 +190,11 @@ def states_of_parameters(
 
 
 @functools.cache
-def _mentioned_by(kind: type) -> frozenset[str]:
-    """Return the names and texts in the methods of a class."""
+def _texts_of_class(kind: type) -> frozenset[str]:
+    """Return the texts in the methods of a class."""
     values = (value for base in kind.__mro__ for value in vars(base).values())
     codes = [inspect.unwrap(x).__code__ for x in values if isinstance(x, types.FunctionType)]
-    return frozenset(name for code in codes for name in (*names_in(code), *texts_of(code)))
+    return frozenset(text for code in codes for text in texts_of(code))
 
 
 def tensors_of_groups(
