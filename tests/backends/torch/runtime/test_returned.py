@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of, roots_noted
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.plan import Plan
@@ -167,6 +169,20 @@ def test_a_step_that_is_cut_may_return_no_loss(how: dict[str, Any]) -> None:
     made = WITHOUT_LOSS["numbers"]
     for found in on_ranks(made, plan_of(made, **how), flat):
         assert close(found, eager(made, flat))
+
+
+def test_the_loss_is_what_the_last_backward_was_called_on() -> None:
+    """Not what a checkpoint calls it on, within; nor what `torch.autograd.grad` is given."""
+    model, x = nn.Linear(3, 1), torch.randn(4, 3, requires_grad=True)
+    with roots_noted() as roots:
+        first = model(x).mean()
+        first.backward()
+        last = 2 * checkpoint(lambda x: model(x).sum(), x, use_reentrant=True)
+        last.backward()
+        torch.autograd.grad(model(x).sum(), x)
+    assert [*map(id, roots)] == [id(first), id(last)]
+    assert loss_of(None, roots) is last
+    assert loss_of({"loss": first}, roots) is first
 
 
 def test_an_object_is_returned_by_its_fields() -> None:
