@@ -29,7 +29,7 @@ RANKS = {
     "test_limits.py", "test_max_batch.py", "test_numpy_numbers.py", "test_offloaded_ranks.py",
     "test_microbatched_ranks.py", "test_mixed_ranks.py", "test_mixed_session.py",
     "test_offloaded_session.py", "test_rebound.py", "test_recomputed_ranks.py", "test_results.py",
-    "test_resume.py", "test_returned.py", "test_soak.py", "test_state_in_place.py",
+    "test_resume.py", "test_returned.py", "test_state_in_place.py",
     "test_stop_signal.py", "test_stream.py", "test_sums_in_place.py", "test_variants.py",
     "test_ways_out.py", "test_whole_model.py",
 }  # fmt: skip
@@ -37,9 +37,9 @@ RANKS = {
 LONG = {
     "test_lengths.py",
     "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_limited_gpt2.py",
-    "test_page_in_browser.py",
-    "test_recipes.py", "test_run_faults.py", "test_save_faults.py", "test_saved_runs.py",
-    "test_training_kills.py", "test_two_nodes.py", "test_whole_process.py",
+    "test_page_in_browser.py", "test_recipes.py", "test_run_faults.py", "test_save_faults.py",
+    "test_saved_runs.py", "test_soak.py", "test_training_kills.py", "test_two_nodes.py",
+    "test_whole_process.py",
 }  # fmt: skip
 #: They look at all that is alive: it takes longer in a process with the garbage of others.
 FIRST = ("test_local_ops.py", "test_references.py")

@@ -10,11 +10,9 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-import pardnn
+from tests.sources import PACKAGE, SOURCES, nodes_of
 
-PACKAGE = Path(pardnn.__file__).parent
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = [ROOT / name for name in ("src", "tests", "bench", "testbed", "docs", "examples")]
 #: Data: one captured graph per model and size, named for it; dated pages of results; numbered
 #: pages of decisions.
@@ -63,9 +61,8 @@ def test_ruff_refuses_torch_outside_its_package(path: str) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_size_budget(path: Path) -> None:
     """A file of at most 400 lines; a body of at most 40, of at most 60 in a kernel."""
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    for node in nodes_of(path):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -93,11 +90,11 @@ def test_no_two_files_import_each_other() -> None:
         )
         for path in SOURCES
     }
-    graph = nx.DiGraph()
+    graph, modules = nx.DiGraph(), set(names.values())
     for path, name in names.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                graph.add_edges_from((name, other) for other in imported(node, set(names.values())))
+                graph.add_edges_from((name, other) for other in imported(node, modules))
     assert graph.number_of_edges() > 500
     circles = [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1]
     assert circles == []
@@ -122,7 +119,7 @@ def test_imports_inside_functions_stand_at_the_doors(path: Path) -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     late = {
         node.lineno
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for function in nodes_of(path)
         if isinstance(function, functions)
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)

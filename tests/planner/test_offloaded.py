@@ -32,6 +32,7 @@ from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
+from tests.long_cases import long_but
 from tests.strategies import examples
 
 pytestmark = pytest.mark.jit
@@ -221,6 +222,7 @@ def whole(
                        microbatches=pieces)  # fmt: skip
 
 
+@pytest.mark.long
 def test_beside_second_calls_as_few_states_are_on_the_host_as_are_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -349,7 +351,7 @@ def test_an_error_names_the_option_that_was_tried(monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda demanded: demanded[0].kind,
 )
-@pytest.mark.parametrize("algorithm", ["auto", "heft"])
+@pytest.mark.parametrize("algorithm", long_but(["auto"], ["auto", "heft"]))
 def test_constraints_hold_beside_it(demanded: tuple[Constraint, ...], algorithm: str) -> None:
     graph, cluster = states([MIB] * 4), Cluster.uniform(2, memory=5 * MIB)
     options = {"algorithm": algorithm, "reserve": 0.0, "constraints": demanded}

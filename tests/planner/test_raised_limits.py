@@ -15,12 +15,13 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.sim.peak import one_device_peak
 from testbed.hand_graphs import mlp
+from tests.long_cases import long_but
 from tests.place.machines import cluster_of
 from tests.strategies import random_graph
 
 
 @pytest.mark.jit
-@pytest.mark.parametrize("family", ["layered", "fork-join"])
+@pytest.mark.parametrize("family", long_but(["layered"], ["layered", "fork-join"]))
 def test_a_larger_limit_refuses_nothing_and_hardly_slows_a_step(family: str) -> None:
     """The search is heuristic: up to 5 % slower than under some smaller limit, on these graphs."""
     graph, best = random_graph(1, 24, family), math.inf

@@ -114,6 +114,7 @@ def test_what_does_not_fit_is_told_that_second_calls_would_do() -> None:
     assert "--recompute" not in error.value.details["try"]
 
 
+@pytest.mark.long
 def test_what_fits_with_second_calls_alone_is_advised_where_they_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

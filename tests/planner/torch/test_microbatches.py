@@ -261,6 +261,7 @@ def test_it_is_verified_by_its_losses_and_drawn() -> None:
     assert "<svg" in draw_plan(graph(), plan, costs)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_told_that_pieces_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "SECONDS", 600.0)  # other work on the machine is no matter here
     whole = pardnn.plan(graph(), Cluster.uniform(1), "single", reserve=0.0, costs="v100").predicted

@@ -15,6 +15,7 @@ from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import PardnnError, UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, small
+from tests.long_cases import long_but
 
 Use = Callable[[Any, torch.Tensor, Any], torch.Tensor]
 
@@ -63,7 +64,7 @@ def made(use: Use, flag_of: Callable[[Any], Any]) -> Any:
     return step, (state, x, y), state
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", long_but({"frozen", "inferred"}, USES))
 def test_a_comparison_of_a_count_is_a_flag_with_bool_around_it(use: Use) -> None:
     step, args, _ = made(use, lambda state: state.n > 2)
     with pytest.raises(UnsupportedError, match=r"Write bool\(n > 2\)") as caught:

@@ -10,6 +10,7 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager
+from tests.long_cases import long_but
 
 
 class Ways(nn.Module):
@@ -70,7 +71,7 @@ def batch(i: int) -> dict[int, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own, in eager code
-@pytest.mark.parametrize("kind", [Ways, Root, Nested])
+@pytest.mark.parametrize("kind", long_but({"Nested"}, [Ways, Root, Nested]))
 def test_each_way_is_as_eager(kind: type[Ways]) -> None:
     assert_as_eager(lambda: made(kind), batch, steps=6, sizes=(1, 2))
 

@@ -121,10 +121,9 @@ def saved(path: Path, made: models.Entry, calls: int = 5, decide: Any = in_place
 @pytest.mark.parametrize(
     ("factory", "kind", "before", "after"),
     [
-        (adding, "adam", 2, 2),
-        (adding, "momentum", 2, 1),
         (adding, "counting", 1, 2),
         (adversarial, "adam", 1, 2),
+        *long_but((), [(adding, "adam", 2, 2), (adding, "momentum", 2, 1)]),
     ],
 )
 def test_a_run_goes_on_where_it_was_saved_before_any_call(
@@ -225,7 +224,9 @@ def test_a_later_load_without_it_drops_it(tmp_path: Path) -> None:
     fast.close()
 
 
-@pytest.mark.parametrize(("was", "now"), [("adam", "sgd"), ("sgd", "adam"), ("adam", "counting")])
+@pytest.mark.parametrize(
+    ("was", "now"), [("sgd", "adam"), *long_but((), [("adam", "sgd"), ("adam", "counting")])]
+)
 def test_state_of_another_optimizer_is_refused(was: str, now: str, tmp_path: Path) -> None:
     """No graph says yet what the optimizer's state is: its settings tell."""
     saved(tmp_path, adding(was))

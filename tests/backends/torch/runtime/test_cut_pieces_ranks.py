@@ -39,5 +39,6 @@ def test_cut_pieces_train_as_one_device(
     assert_trained(factory, size, pieces, algorithm)
 
 
+@pytest.mark.long
 def test_second_calls_of_cut_pieces() -> None:
     assert_trained(transformer, 2, 2, "zero-1", part=0.97)

@@ -26,10 +26,15 @@ def towers() -> models.Entry:
 
 CASES: list[Any] = [
     (double(towers), 4, 2, "megatron*1f1b"),
-    (double(models.MODELS["resnet"]), 4, 1, "tofu*pardnn"),
-    *long_but((), [(double(models.MODELS["lstm"]), 4, 2, "tofu*pardnn")]),
     (double(perceptron), 4, 3, "tofu*round-robin"),
     (double(models.gan), 4, 2, "tofu*pardnn"),
+    *long_but(
+        (),
+        [
+            (double(models.MODELS["resnet"]), 4, 1, "tofu*pardnn"),
+            (double(models.MODELS["lstm"]), 4, 2, "tofu*pardnn"),
+        ],
+    ),
 ]
 
 

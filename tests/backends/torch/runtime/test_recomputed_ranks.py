@@ -124,7 +124,8 @@ def deep() -> models.Entry:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "size", "pieces"), [("tofu", 2, 1), ("1f1b", 2, 2), ("megatron*1f1b", 4, 2)]
+    ("algorithm", "size", "pieces"),
+    [("1f1b", 2, 2), ("megatron*1f1b", 4, 2), *long_but((), [("tofu", 2, 1)])],
 )
 def test_cut_steps_that_call_ops_again_train_as_one_device(
     algorithm: str, size: int, pieces: int, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
 from pardnn.errors import InfeasibleError, RankError
 from pardnn.planner import next_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 MIB = 1 << 20
 
@@ -49,7 +50,10 @@ def in_child(body: Any) -> Any:
     return outcome.value
 
 
-@pytest.mark.parametrize(("memory", "keeps"), [("640MiB", True), ("324MiB", False)])
+@pytest.mark.parametrize(
+    ("memory", "keeps"),
+    long_but([("324MiB", False)], [("640MiB", True), ("324MiB", False)]),
+)
 def test_a_step_keeps_freed_blocks_where_its_limit_has_room(memory: str, keeps: bool) -> None:
     """Of 144 MiB of weights and as much of gradients; the heap is looked at before their ops.
 

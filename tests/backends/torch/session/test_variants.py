@@ -218,8 +218,7 @@ def assert_followed(name: str, size: int) -> None:
 @pytest.mark.parametrize(
     "name",
     long_but(
-        {"int argument", "eval", "config object", "global", "group added", "layer replaced",
-         "short batch"},
+        {"int argument", "eval", "global", "group added", "short batch"},
         CHANGES,
     ),
 )  # fmt: skip

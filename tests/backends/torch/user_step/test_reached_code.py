@@ -13,6 +13,7 @@ from torch import nn
 
 from pardnn.backends.torch.user_step.used_names import users_functions
 from tests.backends.torch.stepping import Entry, assert_as_eager
+from tests.long_cases import long_but
 
 LOG: list[float] = []
 LAST: Any = None
@@ -109,7 +110,7 @@ CASES: dict[str, Callable[[], Trainer]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_but({"optimizer", "methods", "partial", "hook"}, CASES))
 def test_what_reached_code_writes_is_that_of_eager(name: str) -> None:
     trainers: list[Trainer] = []
 

@@ -11,6 +11,7 @@ from torch.nn.utils import prune
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, cut_plan, small
+from tests.long_cases import long_but
 
 
 class Clipped(torch.optim.SGD):
@@ -115,7 +116,9 @@ def _normed(kind: str) -> Entry:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["spectral_norm", "weight_norm", "prune"])
+@pytest.mark.parametrize(
+    "kind", long_but(["spectral_norm"], ["spectral_norm", "weight_norm", "prune"])
+)
 def test_a_weight_that_a_hook_sets_is_that_of_the_last_call(kind: str) -> None:
     def state(args: Any) -> Any:
         return args[0][0].weight.detach().sum().item().hex()

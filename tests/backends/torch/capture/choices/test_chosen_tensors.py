@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
+from tests.long_cases import long_but
 
 
 class Holder:
@@ -125,7 +126,11 @@ def batch(i: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize(
-    "step", [best_of_all, early_stopping, counted_since, clipped_by_name, either_way, projected]
+    "step",
+    long_but(
+        {"early_stopping", "clipped_by_name", "projected"},
+        [best_of_all, early_stopping, counted_since, clipped_by_name, either_way, projected],
+    ),
 )
 def test_whichever_tensor_is_chosen_is_that_of_eager(step: Callable[..., Any]) -> None:
     assert_as_eager(lambda: made(step), batch, lambda _: HOLDER.state(), steps=6, sizes=(1,))

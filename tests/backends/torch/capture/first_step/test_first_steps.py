@@ -21,6 +21,7 @@ from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_rewrites import scaled
 from tests.backends.torch.models import small
 from tests.backends.torch.plans import random_plan
+from tests.long_cases import long_but
 from tests.reference.interpreter import Interpreter
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -40,7 +41,7 @@ OPTIMIZERS: dict[str, Any] = {
 ON_RANKS = ("asgd", "fused", "dampening")
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", long_but(ON_RANKS, OPTIMIZERS))
 def test_optimizers(name: str) -> None:
     compare = assert_equal if name in ON_RANKS else test_capture_equal.assert_equal
     compare(functools.partial(small, OPTIMIZERS[name]))
@@ -239,7 +240,9 @@ OPENINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", OPENINGS)
+@pytest.mark.parametrize(
+    "make", long_but({"FirstGradient", "WrittenAgain", "FullFirst", "ByCount"}, OPENINGS)
+)
 def test_a_first_step_that_does_something_else_is_a_graph_of_its_own(make: Any) -> None:
     stepping.assert_as_eager(of(make), state=numbers, steps=4, sizes=(1,), is_followed=True)
 

@@ -14,6 +14,7 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
+from tests.long_cases import long_but
 
 RATES = {0: 0.1, 2: 0.05}
 MILESTONES = {2, 4}
@@ -76,7 +77,10 @@ def rate(args: tuple[Any, ...]) -> list[Any]:
     return [float(args[1].param_groups[0]["lr"]).hex(), args[4].n]
 
 
-@pytest.mark.parametrize("weigh", [cosine, ramp, rounded, table, in_sets, divided])
+@pytest.mark.parametrize(
+    "weigh",
+    long_but({"ramp", "table", "in_sets"}, [cosine, ramp, rounded, table, in_sets, divided]),
+)
 def test_counters_are_those_of_eager(weigh: Callable[..., Any]) -> None:
     sizes = (1,) if weigh in (table, in_sets) else (1, 2)  # captured anew at each call
     assert_as_eager(lambda: made(weigh), state=rate, steps=6, sizes=sizes, is_followed=True)
