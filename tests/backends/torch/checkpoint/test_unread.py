@@ -314,6 +314,36 @@ def test_what_some_calls_leave_is_there_for_those_after_a_load(
     fast.close()
 
 
+def test_who_loads_is_told_of_objects_that_calls_had_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(value: Any = None) -> models.Entry:
+        step, args = adding("sgd")
+        held = SimpleNamespace(value=value)
+
+        def keeping(*args):
+            if args[-1] % 3 == 2:
+                held.value = SimpleNamespace(rate=0.5)
+            return step(*args) * (held.value.rate if held.value else 1.0)
+
+        return keeping, args
+
+    losses, _ = eager(made())
+    assert saved(tmp_path, made()) == losses[:5]
+    told = []
+    for value in (None, SimpleNamespace(rate=0.5)):
+        fast, args = parallel(made(value))
+        caplog.clear()
+        with caplog.at_level("WARNING", "pardnn"):
+            fast.load(tmp_path)
+        told.append([each.getMessage() for each in caplog.records])
+    assert called(fast, args, range(5, CALLS)) == losses[5:]
+    fast.close()
+    assert told[1] == []
+    assert "left 'SimpleNamespace' in held.value, which a checkpoint cannot hold" in told[0][0]
+    assert "'NoneType' here" in told[0][0]
+
+
 def test_a_count_in_an_object_that_a_call_makes_is_refused_before_that_call(
     tmp_path: Path,
 ) -> None:

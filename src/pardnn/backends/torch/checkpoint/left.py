@@ -4,22 +4,30 @@ Problem: a call leaves `self.phase = "warm"` or `counts["a"] = {"n": 0}`, and la
 run that is resumed has made no such call. Idea: of each place that a graph so far assigns, the
 plain value that it holds is saved, by the reference that ranks find it by, and put there again.
 What a call makes in objects and containers that are not there yet is left to the call that makes
-them; so are objects, which a file cannot hold.
+them. Of an object, which a file cannot hold, the class is saved: who loads is told of it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pardnn.backends.torch.checkpoint.python_values import decode, encode
+import torch
+
+from pardnn.backends.torch.checkpoint.python_values import TAG, decode, encode
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.filled_containers import holds
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import dotted
+from pardnn.errors import shown
 from pardnn.graph.ir import Graph
+
+_LOGGER = logging.getLogger("pardnn")
+#: What stands for an object, beside its class.
+_OBJECT = "object"
 
 
 class LeftValues:
@@ -27,10 +35,13 @@ class LeftValues:
 
     Args:
         graphs: Returns all graphs of the step, each with its binding.
+        is_silent: Tell nobody of objects: on all ranks but one.
     """
 
-    def __init__(self, graphs: Callable[[], Iterable[tuple[Graph, Binding]]]) -> None:
-        self._graphs = graphs
+    def __init__(
+        self, graphs: Callable[[], Iterable[tuple[Graph, Binding]]], *, is_silent: bool = False
+    ) -> None:
+        self._graphs, self._is_silent = graphs, is_silent
         self._loaded: dict[str, None] = {}
 
     def values(self, binding: Binding) -> dict[str, Any]:
@@ -44,7 +55,11 @@ class LeftValues:
         index = PlaceIndex(binding.objects())
         slots = {place: index.slot(json.loads(place)) for place in places}
         held = {place: slot.get() for place, slot in slots.items() if slot and holds(slot)}
-        return {place: encode(value, place) for place, value in held.items() if _is_plain(value)}
+        return {
+            place: encode(value, place) if _is_plain(value) else _class_of(value)
+            for place, value in held.items()
+            if not isinstance(value, torch.Tensor)  # it is state, or a result
+        }
 
     def set(self, values: Mapping[str, Any], binding: Binding) -> None:
         """Put the values of a checkpoint where they were; those of outer containers first.
@@ -56,22 +71,44 @@ class LeftValues:
         self._loaded |= dict.fromkeys(values)
         for place in sorted(values, key=len):
             slot = PlaceIndex(binding.objects()).slot(json.loads(place))
-            if slot is not None:
-                slot.set(decode(values[place]))
+            if _is_object(value := values[place]):
+                if not self._is_silent:
+                    now = slot.get() if slot is not None and holds(slot) else None
+                    _tell(_name(json.loads(place)), value["class"], type(now).__qualname__)
+            elif slot is not None:
+                slot.set(decode(value))
 
     def _places(self) -> dict[str, None]:
         effects = (each for g, _ in self._graphs() for each in g.step_notes.get("effects", []))
         return self._loaded | {json.dumps(e["assign"][0]): None for e in effects if "assign" in e}
 
 
-def makes(values: Iterable[str], name: str) -> bool:
+def makes(values: Mapping[str, Any], name: str) -> bool:
     """Whether a number is in one of the containers that a checkpoint puts into the objects.
 
     Args:
-        values: Their places as JSON.
+        values: Of `LeftValues.values`.
         name: Of the number.
     """
-    return any(name.startswith(f"{_name(json.loads(place))}.") for place in values)
+    places = (place for place, value in values.items() if not _is_object(value))
+    return any(name.startswith(f"{_name(json.loads(place))}.") for place in places)
+
+
+def _class_of(value: Any) -> dict[str, str]:
+    return {TAG: _OBJECT, "class": type(value).__qualname__}
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and value.get(TAG) == _OBJECT
+
+
+def _tell(name: str, then: str, now: str) -> None:
+    if now != then:
+        _LOGGER.warning(
+            "pardnn: the run that was saved had left %s in %s, which a checkpoint cannot hold; it "
+            "is %s here. If the step reads it, make one before `load`, or give it to `extra`.",
+            shown(then), name, shown(now),
+        )  # fmt: skip
 
 
 def _name(place: Reference) -> str:

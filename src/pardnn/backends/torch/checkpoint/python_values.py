@@ -17,7 +17,8 @@ from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, UnsupportedError, shown
 
-_TAG = "$"
+#: Key that tells what JSON lacks; no dict of the user is encoded as one that has it.
+TAG = "$"
 _MAX_ELEMENTS = 64
 SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
@@ -35,16 +36,16 @@ def encode(value: Any, path: str) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
     if isinstance(value, list):
         return [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, tuple):
-        return {_TAG: "tuple", "items": encode(list(value), path)}
+        return {TAG: "tuple", "items": encode(list(value), path)}
     if isinstance(value, Mapping):
         return _encoded_mapping(value, path)
     if isinstance(value, torch.Tensor) and value.numel() <= _MAX_ELEMENTS:
         dtype = str(value.dtype).removeprefix("torch.")
-        return {_TAG: "tensor", "dtype": dtype, "items": encode(value.tolist(), path)}
+        return {TAG: "tensor", "dtype": dtype, "items": encode(value.tolist(), path)}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a scalar of NumPy
         return encode(value.item(), path)
     raise UnsupportedError(
@@ -56,11 +57,11 @@ def encode(value: Any, path: str) -> Any:
 
 
 def _encoded_mapping(value: Mapping[Any, Any], path: str) -> Any:
-    plain = all(isinstance(key, str) for key in value) and _TAG not in value
+    plain = all(isinstance(key, str) for key in value) and TAG not in value
     if plain and not isinstance(value, Counter):
         return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
     items = [[encode(key, path), encode(item, f"{path}.{key}")] for key, item in value.items()]
-    return {_TAG: "counter" if isinstance(value, Counter) else "dict", "items": items}
+    return {TAG: "counter" if isinstance(value, Counter) else "dict", "items": items}
 
 
 def decode(value: Any) -> Any:
@@ -73,10 +74,10 @@ def decode(value: Any) -> Any:
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if _TAG not in value:
+    if TAG not in value:
         return {key: decode(item) for key, item in value.items()}
     try:
-        return _DECODERS[value[_TAG]](value)
+        return _DECODERS[value[TAG]](value)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise FileError(f"a value of the checkpoint is damaged: {error}", code="E435") from error
 

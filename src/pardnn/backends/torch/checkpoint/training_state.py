@@ -106,7 +106,7 @@ class TrainingState:
         self._program, self._world, self._binding, self._live = program, world, binding, live
         self._unread, self._of_graph = unread, (program, binding, live)
         graphs = graphs or (lambda: [(program.whole, binding)])
-        self._held, self._left = HeldNumbers(graphs), LeftValues(graphs)
+        self._held, self._left = HeldNumbers(graphs), LeftValues(graphs, is_silent=world.rank > 0)
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
