@@ -49,7 +49,7 @@ from pardnn.backends.torch.capture.numbers.left_behind import (
     reads,
     values_in,
 )
-from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals import advice, unsupported
 from pardnn.backends.torch.capture.restore import Changed, first_change
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
 from pardnn.backends.torch.capture.trace_ir import Call, Value
@@ -249,7 +249,7 @@ class Choices:
         end = len(tracer.calls)
         calls = {*tracer.calls[choice.start : end]}
         if any(call.random for call in calls):
-            raise unsupported.choice(choice.line, "draws random numbers")
+            raise unsupported.choice(choice.line, "draws random numbers", advice.DRAWN)
         if len(self._schedules) > choice.told[1]:
             raise unsupported.choice(choice.line, "steps a schedule")
         told = self._told(choice)

@@ -24,6 +24,17 @@ POSITION = (
     "at = (pointer + torch.arange(n)) % size, and queue.index_copy_(0, at, new).\n"
     "F.one_hot takes num_classes, which it otherwise reads off the data."
 )
+#: For code that runs by a condition on data.
+UNDONE = (
+    "Under a condition on data `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
+    "followed; zero_grad() goes to the begin of the step, all else after it, by its result."
+)
+#: For such code that draws random numbers.
+DRAWN = (
+    "What is drawn has to be drawn in every step: compute both sides, and select. To leave out a\n"
+    "layer by chance: x = torch.where(torch.rand([]) < p, x, layer(x)). Models of transformers\n"
+    "leave none out with layerdrop=0.0 in their configuration."
+)
 #: By what Python makes of a tensor's value: what the step does, and what to write instead.
 OF_VALUES = {
     "bool": ("branches on a tensor", _BRANCH),

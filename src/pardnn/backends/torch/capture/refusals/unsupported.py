@@ -41,20 +41,20 @@ def data_dependent_branch(where: str | None, wanted: str = "bool") -> Unsupporte
     )
 
 
-def choice(where: str | None, what: str) -> UnsupportedError:
+def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> UnsupportedError:
     """Return E802: code that runs by data, of which not all can be undone.
 
     Args:
         where: "file.py:line" of the condition; None if unknown.
         what: What the code does besides.
+        rewrite: What to write instead.
     """
     return error_at(
         where,
         f"the step runs code by a condition on data{at(where)}, and that code\n"
         f"{what}. One graph must hold for every step: such code is always\n"
         "run, and what it writes in place into tensors is undone where the condition says no.\n"
-        "Under a condition on data `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
-        "followed; zero_grad() goes to the begin of the step, all else after it, by its result.",
+        f"{rewrite}",
         "E802",
     )
 
