@@ -71,8 +71,16 @@ def together(mixed: Mixed, ops: Sequence[int]) -> Bool[ndarray, " n"]:
     return np.isin(mixed.group, mixed.group[np.array(mixed.made.of)[list(ops)]])
 
 
-def on_submesh(mixed: Mixed, goes: Bool[ndarray, " n"], submesh: int) -> Int64[ndarray, " m"]:
-    """Return the placement of the local ops with some ops of `graph` on another submesh."""
+def on_submesh(
+    mixed: Mixed, goes: Bool[ndarray, " n"], submesh: int | Int64[ndarray, " n"]
+) -> Int64[ndarray, " m"]:
+    """Return the placement of the local ops with some ops of `graph` on other submeshes.
+
+    Args:
+        mixed: The plan.
+        goes: Whether each op of `graph` goes.
+        submesh: To where; one for all, or that of each.
+    """
     return devices_of(mixed.made, mixed.follows, np.where(goes, submesh, mixed.row))
 
 
