@@ -292,7 +292,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         names = (*names, "tofu", *CUTS, *RULES)
     if kind is None and not constraints:
         names = (*names, *_pipelines(problem))
-    if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
+    is_free = algorithm == BEST or mixed_parts(algorithm)  # these tell for themselves
+    if kind is not None and not is_free and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"
         raise UsageError(
