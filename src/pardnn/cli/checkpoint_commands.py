@@ -9,7 +9,6 @@ import typer
 
 from pardnn.cli import options as opt
 from pardnn.cli.output import show as show_result
-from pardnn.cli.overwriting import Command
 
 app = typer.Typer(no_args_is_help=True, help="Look at, verify and export saved training state.")
 
@@ -19,7 +18,7 @@ Step = Annotated[
 ]
 
 
-@app.command(cls=Command)
+@app.command()
 def show(directory: Directory, step: Step = None, as_json: opt.Json = False) -> None:
     """Tell what a checkpoint holds and which steps there are."""
     from pardnn.api.checkpoint import show_checkpoint
@@ -27,7 +26,7 @@ def show(directory: Directory, step: Step = None, as_json: opt.Json = False) -> 
     show_result(show_checkpoint(directory, step), as_json, None)
 
 
-@app.command(cls=Command)
+@app.command()
 def verify(directory: Directory, step: Step = None, as_json: opt.Json = False) -> None:
     """Read every byte and compare it with the checksums; exit 0 if all match, else 4."""
     from pardnn.api.checkpoint import verify_checkpoint
@@ -35,7 +34,7 @@ def verify(directory: Directory, step: Step = None, as_json: opt.Json = False) -
     show_result(verify_checkpoint(directory, step), as_json, None)
 
 
-@app.command(cls=Command)
+@app.command()
 def export(
     directory: Directory,
     output: opt.Output,

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from pardnn.cli.unused_options import refuse_repeated
 from pardnn.errors import UsageError, shown
 
 #: Parameters that name a file to write.
@@ -19,18 +18,7 @@ _READ = ("target", "cluster")
 
 
 class Command(TyperCommand):
-    """A command that ignores no option, and does not write over what it reads."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command.
-
-        Raises:
-            UsageError: E206, if an option that has one value is given twice.
-        """
-        if not ctx.resilient_parsing:  # what is completed is not run yet
-            *_, given = self.make_parser(ctx).parse_args(args=[*args])
-            refuse_repeated(given)
-        return super().parse_args(ctx, args)
+    """A command that does not write over what it reads."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Run the command, if it names different files.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pardnn.cli import cluster_options as machines
 from pardnn.errors import UsageError
@@ -43,25 +42,6 @@ def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> Non
     given = [flags[name] for name, at in sources.items() if at is not None and at.name != "DEFAULT"]
     if given:
         raise UsageError(f"{', '.join(given)} would be ignored: {why}", code="E206")
-
-
-def refuse_repeated(given: Sequence[Any]) -> None:
-    """Raise if an option that has one value was given several times: the last would count.
-
-    Args:
-        given: The parameters of a command as they were given, one after the other.
-
-    Raises:
-        UsageError: E206.
-    """
-    for each, count in Counter(given).items():
-        is_single = each.param_type_name == "option" and not (each.multiple or each.is_flag)
-        if count > 1 and is_single:
-            raise UsageError(
-                f"{max(each.opts, key=len)} is given {count} times, and all but the last would be "
-                "ignored.\nGive it once.",
-                code="E206",
-            )
 
 
 def cluster_beside_plan(context: typer.Context, given: machines.ClusterOptions) -> Cluster | None:
