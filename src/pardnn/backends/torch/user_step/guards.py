@@ -36,7 +36,6 @@ from pardnn.backends.torch.user_step.content_guards import (
     environment,
     has_content,
     has_order,
-    process_settings,
     reads_environment,
     shared_values,
 )
@@ -66,6 +65,7 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     tensors_held,
     tensors_of_groups,
 )
+from pardnn.backends.torch.user_step.process_settings import process_settings
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,

@@ -106,6 +106,8 @@ def _state(value: Any) -> Any:
         return {(key, id(held[key])) for key in given}
     if has_content(value):
         return content_of(value)
+    if isinstance(value, random.SystemRandom):
+        return None  # it has none, see `outside_reads`
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, torch.Generator):
