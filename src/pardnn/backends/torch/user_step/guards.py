@@ -50,7 +50,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     items_by_key,
     may_hold,
 )
-from pardnn.backends.torch.user_step.library_guards import library_guards
+from pardnn.backends.torch.user_step.library_guards import library_guards, process_settings
 from pardnn.backends.torch.user_step.object_graph import (
     GLOBAL_HOOKS,
     argument_names,
@@ -65,7 +65,6 @@ from pardnn.backends.torch.user_step.parameter_guards import (
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.process_settings import process_settings
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
