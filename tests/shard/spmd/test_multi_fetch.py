@@ -86,8 +86,8 @@ def strided(shape: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def test_columns_of_a_repeated_tensor_are_not_received_in_place() -> None:
-    """The tensor stores one number for all columns, the buffer stores each of them."""
+def test_a_buffer_stores_what_a_tensor_repeats_outside_of_what_it_holds() -> None:
+    """The tensor stores one number for all columns, the buffer each column as a run of memory."""
     repeated = dataclasses.replace(tensor("x", 4, 2), strides=(1, 0))
     made = dataclasses.replace(repeated, name="y")
     graph = build_graph(
@@ -102,7 +102,10 @@ def test_columns_of_a_repeated_tensor_are_not_received_in_place() -> None:
     for in_turn in (False, True):
         plan = spmd_partition(graph, sharding, in_turn=in_turn)
         assert plan_problems(graph, plan) == []
-        assert all(message.into is None for message in plan.messages)
+        assert plan.partition is not None
+        buffers = [op.outputs[0] for op in plan.partition.ops if op.kind == FETCH]
+        assert [(each.shape, each.strides) for each in buffers] == [((4, 2), (1, 4))] * 2
+        assert all(message.into is not None for message in plan.messages)
 
 
 @pytest.mark.jit

@@ -32,6 +32,8 @@ from pardnn.errors import UnsupportedError
 _TELLING = re.compile(r"(log|report|track|save)(_\w+)?")
 #: Their log records are told as all others.
 _OF_RECORDS = ("absl", "logging")
+#: torch's only one: module and name.
+_OF_TORCH = ("torch.serialization", "save")
 
 
 @contextlib.contextmanager
@@ -76,10 +78,10 @@ def _told(
 
 
 def _is_telling(value: Any) -> bool:
-    if value is torch.save:
-        return True
     if not isinstance(value, types.FunctionType) or not _TELLING.fullmatch(value.__name__):
         return False
+    if (value.__module__, value.__name__) == _OF_TORCH:
+        return True
     file, package = value.__code__.co_filename, value.__module__.partition(".")[0]
     is_installed = "/site-packages/" in file and is_library_file(file)
     is_held = vars(sys.modules.get(value.__module__, torch)).get(value.__name__) is value
@@ -111,7 +113,7 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         "Call it between two calls, with what the step returns. An object that was there before\n"
         "may be told in the step: run = wandb.init() before it, and run.log(...) in it."
     )
-    if name == "torch.serialization.save":
+    if name == ".".join(_OF_TORCH):
         advice = "Save between two calls: fast.save(path) writes all that training goes on from."
     return error_at(
         where,
