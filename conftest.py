@@ -27,10 +27,12 @@ RANKS = {
     "test_first_steps.py", "test_flight_record.py", "test_generator.py", "test_handshake.py",
     "test_initialise_limits.py", "test_key_orders.py", "test_kill_matrix.py", "test_launcher.py",
     "test_limits.py", "test_max_batch.py", "test_numpy_numbers.py", "test_offloaded_ranks.py",
-    "test_microbatched_ranks.py", "test_mixed_ranks.py", "test_mixed_session.py",
+    "test_left_behind.py", "test_microbatched_ranks.py", "test_mixed_ranks.py",
+    "test_mixed_session.py",
     "test_offloaded_session.py", "test_rebound.py", "test_recomputed_ranks.py", "test_results.py",
     "test_resume.py", "test_returned.py", "test_state_in_place.py",
-    "test_stop_signal.py", "test_stream.py", "test_sums_in_place.py", "test_variants.py",
+    "test_stop_signal.py", "test_stream.py", "test_sums_in_place.py", "test_tables.py",
+    "test_unread.py", "test_variants.py",
     "test_ways_out.py", "test_whole_model.py",
 }  # fmt: skip
 #: Whole tools and libraries, kills, all layouts by all operators.

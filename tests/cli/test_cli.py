@@ -184,6 +184,8 @@ def test_a_plan_of_another_graph_exits_5(run_json: Run, tiny: Path, tmp_path: Pa
         (["code", "{p}", "--graph", "{g}", "--rank", "0", "--verify"], 2, "E206"),
         (["profile", "--links", "--batch-size", "3"], 2, "E206"),
         (["explain", "{p}", "--graph", "{g}", "a", "--algorithm", "heft"], 2, "E206"),
+        (["draw", "{p}", "--graph", "{g}", "-o", "p.png"], 2, "E201"),
+        (["layout", "{p}", "--graph", "{g}", "-o", "p.PDF"], 2, "E201"),
     ],
 )
 def test_failures(

@@ -10,6 +10,8 @@ import pardnn
 from pardnn.explain.case import opened
 from pardnn.explain.differences import _reordered, _rewritten, differences
 from pardnn.explain.moved import judged, moved, plan_of
+from pardnn.explain.subjects import subject_of
+from pardnn.explain.submeshes import mixed_of, on_submesh, together
 from pardnn.graph.build import build_graph
 from pardnn.plan.recompute import SecondCall
 from testbed import hand_graphs
@@ -40,6 +42,28 @@ def test_a_move_made_by_hand_is_found_and_judged_alone(graph, seed, device):
     assert group.alone.makespan_s == result.together.makespan_s == found.makespan_s
     assert group.alone.peak_bytes == result.after.peak_bytes
     assert group.target == (case.devices[device],)
+
+
+@pytest.mark.jit
+def test_moves_to_other_submeshes_are_found_and_judged_alone():
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(4)
+    plan = pardnn.plan(graph, cluster, "tofu*pardnn", microbatches=2, costs="v100")
+    case = opened(graph, plan)
+    mixed = mixed_of(case)
+    goes = together(mixed, subject_of(case, "h@1").ops)
+    places = [judged(case, on_submesh(mixed, goes, submesh)) for submesh in range(2)]
+    before, after = (plan_of(case, each.plan, each.makespan_s) for each in places)
+    found = differences(graph, before, graph, after, costs="v100")
+    (group,) = found.moved
+    assert group.names == ("h",)
+    assert group.source[:2] == ("gpu:0", "gpu:1")
+    assert group.target[-2:] == ("gpu:2", "gpu:3")
+    assert group.alone.makespan_s == found.together.makespan_s <= found.after.makespan_s
+    assert differences(graph, before, graph, before, costs="v100").same
+    cut = pardnn.plan(graph, cluster, "tofu", microbatches=2, costs="v100")
+    other = differences(graph, before, graph, cut, costs="v100")
+    assert not other.moved
+    assert "inside of submeshes" in other.notes[0]
 
 
 def test_equal_plans_are_the_same():

@@ -15,11 +15,14 @@ from pardnn.explain.layer import halved
 from pardnn.explain.moved import judged, moved, moves, plan_of
 from pardnn.explain.op import explain_device, explain_op
 from pardnn.explain.subjects import subject_of
+from pardnn.explain.submeshes import cut_anew, mixed_of, on_submesh, together
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.place.ordering.fit import fit_schedule
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import stamped
+from pardnn.planner.check_cut import check_cut
+from pardnn.shard.sharding import Sharding
 from pardnn.sim.engine import simulate
 from testbed import hand_graphs
 from tests.strategies import examples, graphs, random_graph
@@ -199,6 +202,45 @@ def test_other_cuts_of_a_batch_in_pieces_are_judged_in_pieces():
         times = [each.makespan_s for each in found.alternatives if each.makespan_s is not None]
         assert found.layouts == {name[:2].rstrip("@"): ("Shard(1)",)}
         assert min(times) > case.timeline.makespan  # the whole batch takes 0.4 of that
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("pieces", [None, 2])
+def test_ops_in_submeshes_move_to_others_and_are_cut_otherwise(pieces):
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(4)
+    plan = pardnn.plan(graph, cluster, "tofu*pardnn", microbatches=pieces, costs="v100")
+    case = opened(graph, plan)
+    mixed, edited = mixed_of(case), []
+    for name in ("w1", "h", "dw1"):
+        subject = subject_of(case, name)
+        goes = together(mixed, subject.ops)
+        for submesh in range(2):
+            found = judged(case, on_submesh(mixed, goes, submesh))
+            edited.append((found, plan_of(case, found.plan, found.makespan_s)))
+            devices = {edited[-1][1].placement[case.planned.ops[i].name] for i in subject.ops}
+            assert devices == {2 * submesh, 2 * submesh + 1}
+    layouts = dict.fromkeys(case.plan.partition.sharding, (None,))
+    other, found = cut_anew(case, mixed, Sharding(mixed.made.partition.mesh, layouts, {}))
+    edited.append((found, plan_of(other, found.plan, found.makespan_s)))
+    for found, each in edited:
+        assert plan_problems(graph, each) == []
+        check_cut(graph, each)
+        said = pardnn.simulate(graph, each, costs="v100")
+        assert said.makespan_s == found.makespan_s
+        assert said.peak_bytes == found.peak_bytes
+
+
+@pytest.mark.jit
+def test_alternatives_in_submeshes_are_told_by_their_devices():
+    graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(4)
+    case = opened(graph, pardnn.plan(graph, cluster, "tofu*pardnn", costs="v100"))
+    found = explain_op(case, subject_of(case, "w1"))
+    assert found.moves_with
+    assert all(each.judged for each in found.alternatives)
+    texts = [each.what for each in found.alternatives]
+    assert len([text for text in texts if text in ("on gpu:0, gpu:1", "on gpu:2, gpu:3")]) == 1
+    assert any("all else as it is" in text for text in texts)
+    assert any("all else cut anew" in text for text in texts)
 
 
 def test_cuts_beside_second_calls_are_not_judged():

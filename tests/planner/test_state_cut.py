@@ -199,6 +199,9 @@ def test_boxes_of_no_layout_are_refused() -> None:
     held = state.held["w1"]
     swapped = (held.shards[0]._replace(box=held.shards[1].box), *held.shards[1:])
     odd = StateInPlace(held={"w1": held._replace(shards=swapped)}, num_devices=4)
-    with pytest.raises(PardnnError, match="does not lie as a cut") as found:
-        planned(graph, odd, "tofu")
-    assert found.value.code == "E225"
+    for algorithm in ("tofu", "auto-whole"):  # which was advised to use tofu
+        with pytest.raises(PardnnError, match="does not lie as a cut") as found:
+            planned(graph, odd, algorithm)
+        assert found.value.code == "E225"
+    with pytest.raises(PardnnError, match=r"tofu\*heft lays state out anew"):
+        planned(graph, state, "tofu*heft")

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from pardnn.report.explained import LayerRow, LayersExplained
 from pardnn.report.explained_text import explained_text
+from pardnn.report.export.code_text import code_text
 from pardnn.report.export.result import CodeResult
-from pardnn.report.results import RunResult, result_to_dict
+from pardnn.report.results import RunResult, StateDifference, result_to_dict
 from pardnn.report.text import result_text, table
 
 
@@ -43,6 +44,21 @@ def test_a_result_with_lists_of_seconds_is_shown() -> None:
     assert "250 ms" in shown
     assert "1.5 s" in shown
     assert "\\n" not in shown
+
+
+def test_code_that_ran_is_shown_as_a_run_is() -> None:
+    """`code --run --verify` said "verified True" of losses that were equal to rounding alone."""
+    state = StateDifference(tensors=3, differing=2, largest_difference=1e-7, worst="w")
+    result = CodeResult(
+        losses=(0.5,), step_s=(0.25,), reference_losses=(0.5000001,), verified=True,
+        tolerance=1e-4, largest_difference=2e-7, state=state,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    console.print(code_text(result))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "time (measured)" in shown
+    assert "within 0.0001 relative; the largest difference is 2e-07" in shown
+    assert "(3 tensors) differ in 2" in shown
 
 
 def test_names_keep_their_ends_on_a_narrow_terminal() -> None:

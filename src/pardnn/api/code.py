@@ -125,4 +125,7 @@ def run_code(
         step_s=ran.step_s,
         reference_losses=ran.reference_losses,
         verified=ran.verified,
+        tolerance=ran.tolerance,
+        largest_difference=ran.largest_difference,
+        state=ran.state,
     )

@@ -12,7 +12,10 @@ from pardnn.cli import cluster_options as machines
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
 from pardnn.cli.output import print_text, show
-from pardnn.errors import UsageError
+from pardnn.errors import UsageError, shown
+
+#: Kinds of pictures that people ask for by a file's name, and that are not written.
+_OTHER_PICTURES = (".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps")
 
 
 def convert(
@@ -72,6 +75,7 @@ def layout(
     from pardnn.report.layout import layout_result, layout_text
     from pardnn.report.layout_picture import layout_svg
 
+    _check_picture(output)
     graph, plan = opt.read_both(graph_file, plan_file)
     check_fingerprint(plan, graph)
     if plan.partition is None:
@@ -88,6 +92,19 @@ def layout(
     if not as_json:
         print_text(layout_text(result))
     show(result, as_json, f"picture written to {output}" if output else None, shown=True)
+
+
+def _check_picture(output: Path | None) -> None:
+    """Raise if a name asks for a picture of another kind than is drawn.
+
+    Raises:
+        UsageError: E201.
+    """
+    if output is not None and output.suffix.lower() in _OTHER_PICTURES:
+        raise UsageError(
+            f"pictures are SVG, not {output.suffix[1:].upper()}.\n"
+            f"Write it to {shown(str(output.with_suffix('.svg')))}; browsers print it to PDF."
+        )
 
 
 def report(
@@ -167,6 +184,7 @@ def draw(
     from pardnn.planner.costs import choice_of, costs_for
     from pardnn.report.export.result import ExportResult
 
+    _check_picture(output)
     graph, plan = opt.read_both(graph_file, plan_file)
     cluster = proven_cluster(graph, plan)
     choice = choice_of(plan, costs, graph, planned_graph(graph, plan))

@@ -13,7 +13,7 @@ from pardnn.cli import cluster_options as machines
 from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli import unused_options as unused
-from pardnn.cli.output import show
+from pardnn.cli.output import print_text, show
 from pardnn.errors import INTERRUPTED, UsageError
 
 OnSignal = Literal["save", "stop"]
@@ -128,13 +128,14 @@ def code(
     """Print what a rank runs as Python. Your lines are comments; --run trains with it."""
     from pardnn.api.code import code as code_of
     from pardnn.api.code import edited_code, run_code, write_code
+    from pardnn.report.export.code_text import code_text
     from pardnn.report.export.result import CodeResult
 
     _check_code(context, rank, output, target, edited)
     found = code_of(*opt.read_both(graph_file, plan_file), rank)
     if target is None and output is None:
         if rank is None and len(found) > 1:
-            raise UsageError("name a rank: pardnn code plan.json --rank 0", code="E247")
+            raise UsageError("name a rank: pardnn code PLAN --graph g.json --rank 0", code="E247")
         text = next(iter(found.values()))
         if not as_json:
             typer.echo(text, nl=False)
@@ -153,7 +154,9 @@ def code(
     if output is None and edited is None:
         result = dataclasses.replace(result, files=())
     note = None if output is None else f"code written to {output}"
-    show(result, as_json, note, shown=target is None)
+    if target is not None and not as_json:
+        print_text(code_text(result))
+    show(result, as_json, note, shown=True)
     if result.verified is False:
         raise typer.Exit(5)
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from pardnn.errors import PardnnError
 from pardnn.explain.anew import options_of
 from pardnn.explain.case import Case
+from pardnn.explain.moved import alternative
+from pardnn.explain.submeshes import Mixed, cut_anew
 from pardnn.graph.ir import Graph, Tensor, storage_owners
 from pardnn.graph.layers import origin
 from pardnn.plan.mesh import Layout, layout_of, owned_boxes, placements
@@ -22,9 +24,11 @@ from pardnn.plan.plan import graph_in_pieces
 from pardnn.planner.costs import costs_for
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import plan_of_sharding
+from pardnn.planner.submesh.submeshes import part_of
 from pardnn.report.explained import Alternative
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import FixedLayouts, Sharding
+from pardnn.shard.spmd.legalize import legalize
 from pardnn.sim.peak import peaks
 
 #: Ops of the graph x devices up to which other cuts are judged, and up to which all else is cut
@@ -43,6 +47,7 @@ class _Asked(NamedTuple):
         partition: Of the plan.
         name: Of the tensor, in the step.
         pieces: What `graph` has of it.
+        mixed: The plan, if it cuts ops inside of submeshes.
     """
 
     case: Case
@@ -50,20 +55,21 @@ class _Asked(NamedTuple):
     partition: Partition
     name: str
     pieces: list[str]
+    mixed: Mixed | None
 
 
-def other_cuts(case: Case, tensors: list[str]) -> tuple[Alternative, ...]:
+def other_cuts(
+    case: Case, tensors: list[str], mixed: Mixed | None = None
+) -> tuple[Alternative, ...]:
     """Judge other layouts of the first of some tensors that can be cut.
 
     Args:
         case: A plan that cuts every op.
         tensors: Names of the graph.
+        mixed: The plan, if it cuts ops inside of submeshes.
     """
     partition = case.plan.partition
     assert partition is not None
-    if partition.submeshes > 1:
-        why = "cuts inside of submeshes are not judged one by one"
-        return (_refused("cut otherwise, or on another submesh", why, judged=False),)
     if case.plan.recompute is not None or case.plan.offload is not None:
         why = "second calls and state on the host were chosen for the cut that is there"
         return (_refused("cut otherwise", why, judged=False),)
@@ -80,7 +86,7 @@ def other_cuts(case: Case, tensors: list[str]) -> tuple[Alternative, ...]:
     layouts: list[Layout] = [(None,) * axes]
     layouts += [(dim,) * axes for dim in range(min(len(shape), MOST_DIMS))]
     now = layout_of(tuple(partition.sharding[pieces[0].name]))
-    asked = _Asked(case, graph, partition, name, [each.name for each in pieces])
+    asked = _Asked(case, graph, partition, name, [each.name for each in pieces], mixed)
     return tuple(
         found
         for layout in layouts
@@ -112,11 +118,13 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
         yield _alternative(asked, problem, f"{what}, all else as it is", sharding)
     if not anew:
         return
-    limits = [size for size in problem.capacities if size is not None]
+    inside, capacity = case.cluster, min(filter(None, problem.capacities), default=None)
+    if asked.mixed is not None:  # each submesh has a part of the ops, and no search knows which
+        inside, capacity = part_of(case.cluster, range(partition.mesh.size)), None
     try:
         sharding = search(
-            asked.graph, case.cluster, "bytes" if case.plan.objective == "bytes" else "seconds",
-            costs=costs, capacity=min(limits, default=None),
+            asked.graph, inside, "bytes" if case.plan.objective == "bytes" else "seconds",
+            costs=costs, capacity=capacity,
             fixed=FixedLayouts(partition.mesh, dict.fromkeys(asked.pieces, layout)),
         )  # fmt: skip
     except PardnnError as error:
@@ -155,14 +163,14 @@ def _alternative(asked: _Asked, problem: Problem, what: str, sharding: Sharding)
         sharding: The other cut.
     """
     try:
-        found = plan_of_sharding(problem, sharding)
+        legal = legalize(asked.graph, sharding)
+        if any(legal.layouts[piece] != sharding.layouts[piece] for piece in asked.pieces):
+            return _refused(what, "ops that write or view it are cut along other dims")
+        if asked.mixed is not None:
+            return alternative(asked.case, what, cut_anew(asked.case, asked.mixed, legal)[1])
+        found = plan_of_sharding(problem, legal)
     except PardnnError as error:
         return _refused(what, error.message.splitlines()[0])
-    made = found.plan.partition
-    if made is None or any(
-        tuple(made.sharding[piece]) != placements(sharding.layouts[piece]) for piece in asked.pieces
-    ):
-        return _refused(what, "ops that write or view it are cut along other dims")
     return Alternative(
         what=what,
         judged=True,

@@ -9,16 +9,19 @@ may be fast together, which the effect of all together, and the second plan itse
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 
 from pardnn.errors import PardnnError
 from pardnn.explain.case import Case, opened
 from pardnn.explain.moved import alternative, judged, ordered_anew
+from pardnn.explain.submeshes import mixed_of, on_submesh, together
 from pardnn.graph.ir import Graph
 from pardnn.graph.layers import block_of, origin
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, graph_in_pieces
 from pardnn.report.differences import DiffResult, MovedOps, PlanFigures, Relaid, SentBy
 from pardnn.report.explained import Alternative
 
@@ -94,6 +97,8 @@ def _notes(a: Case, b: Case) -> tuple[str, ...]:
         notes[f"costs differ: {a.costs.source} and {b.costs.source}"] = None
     if (a.plan.partition is None) != (b.plan.partition is None):
         notes["one plan places whole ops, the other cuts every op over its devices"] = None
+    elif (mixed_of(a) is None) != (mixed_of(b) is None):
+        notes["one plan cuts every op over all devices, the other inside of submeshes"] = None
     each = [_rewritten(case.plan) for case in (a, b)]
     if each[0] != each[1]:
         notes[f"the first plan {each[0]}, the second {each[1]}"] = None
@@ -118,44 +123,79 @@ Key = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 def _moves(a: Case, b: Case) -> tuple[tuple[MovedOps, ...], Alternative | None]:
     """Return what moved, the moves that bring most first, and all of them together."""
-    if a.plan.partition is not None or b.plan.partition is not None:
+    whole, mixed = ([test(case) for case in (a, b)] for test in (_is_whole, mixed_of))
+    if not all(whole) and None in mixed:
         return (), None
     before, after = _places(a), _places(b)
     groups: dict[Key, list[str]] = {}
     for name, layer in _layers(a).items():
         if name in after and before[name] != after[name]:
             groups.setdefault((layer, before[name], after[name]), []).append(name)
-    ops_a, ops_b = ([op.name for op in case.planned.ops] for case in (a, b))
-    can_judge = sorted(ops_a) == sorted(ops_b) and a.plan.num_devices == b.plan.num_devices
-    place = None
-    if can_judge:
-        place = np.array([b.plan.placement[name] for name in ops_a], dtype=np.int64)
-    numbers = _numbers(a)
+    placed, numbers = _placed_as(a, b), _numbers(a)
     sizes = {key: _size(a, names, numbers) for key, names in groups.items()}
     largest = sorted(groups, key=lambda key: (*(-size for size in sizes[key]), key))
     found: list[MovedOps] = []
     for i, key in enumerate(largest):
         ops = [number for name in groups[key] for number in numbers[name]]
-        alone = None if place is None or i >= JUDGED else _applied(a, ops, place, "this move alone")
+        alone = None
+        if placed is not None and i < JUDGED:
+            alone = _applied(a, placed(ops), "this move alone")
         found.append(_moved(a, b, key, groups[key], numbers, alone))
     found.sort(key=_effect)
-    if place is None or not groups:
+    if placed is None or not groups:
         return tuple(found), None
-    return tuple(found), _applied(a, range(len(place)), place, "all moves together")
+    everything = placed(range(len(a.planned.ops)))
+    return tuple(found), _applied(a, everything, "all moves together")
 
 
-def _applied(a: Case, ops: Iterable[int], place: np.ndarray, what: str) -> Alternative:
-    """Judge the first plan with some ops where the second plan has them.
+def _is_whole(case: Case) -> bool:
+    """Whether a plan places whole ops."""
+    return case.plan.partition is None
+
+
+#: Places some ops, and all that must be with them, as another plan does.
+_PlacedAs = Callable[[Sequence[int]], "Int64[ndarray, ' n']"]
+
+
+def _placed_as(a: Case, b: Case) -> _PlacedAs | None:
+    """Return what places ops of a plan as another one does; None where they have others.
+
+    Of plans that cut inside of submeshes, the first one's cut stays.
+
+    Args:
+        a: The plan.
+        b: The other one.
+    """
+    mixed, other = mixed_of(a), mixed_of(b)
+    graph = a.planned if mixed is None else mixed.graph
+    row = b.arrays.place if other is None else other.row
+    names = [op.name for op in (b.planned if other is None else other.graph).ops]
+    size = [1 if each is None else each.made.partition.mesh.size for each in (mixed, other)]
+    if sorted(op.name for op in graph.ops) != sorted(names) or len(set(size)) > 1:
+        return None
+    if a.plan.num_devices != b.plan.num_devices:
+        return None
+    there = dict(zip(names, row.tolist(), strict=True))
+    goal = np.array([there[op.name] for op in graph.ops], dtype=np.int64)
+
+    def placed(ops: Sequence[int]) -> Int64[ndarray, " n"]:
+        if mixed is not None:
+            return on_submesh(mixed, together(mixed, ops), goal)
+        return np.where(np.isin(a.groups, a.groups[list(ops)]), goal, a.arrays.place)
+
+    return placed
+
+
+def _applied(a: Case, place: Int64[ndarray, " n"], what: str) -> Alternative:
+    """Judge the first plan with another placement.
 
     Args:
         a: The first plan.
-        ops: Their numbers; what must be with them goes along.
-        place: Of all ops, in the second plan.
+        place: Of all its ops.
         what: It is, for people.
     """
-    goes = np.isin(a.groups, a.groups[list(ops)])
     try:
-        found = judged(a, np.where(goes, place, a.arrays.place))
+        found = judged(a, place)
     except PardnnError as error:
         return Alternative(
             what=what, judged=True, fits=False, makespan_s=None, change_s=None, peak_bytes=None,
@@ -171,21 +211,20 @@ def _effect(each: MovedOps) -> tuple[bool, float, float]:
 
 
 def _places(case: Case) -> dict[str, tuple[int, ...]]:
-    """Return the devices of each op of the graph: of all its pieces and further calls."""
-    whole = {op.name for op in case.graph.ops}
-    found: dict[str, set[int]] = {}
-    for op, device in zip(case.planned.ops, case.arrays.place.tolist(), strict=True):
-        name = op.name if op.name in whole else origin(op.name)
-        found.setdefault(name, set()).add(device)
-    return {name: tuple(sorted(devices)) for name, devices in found.items()}
+    """Return the devices of each op of the graph: of all its pieces, shards and further calls."""
+    place = case.arrays.place
+    return {name: tuple(sorted(set(place[ops].tolist()))) for name, ops in _numbers(case).items()}
 
 
 def _numbers(case: Case) -> dict[str, list[int]]:
-    """Return what the planned graph has of each op, by its name in the graph."""
+    """Return what the planned graph has of each op, by its name in the graph, or in its pieces."""
     whole = {op.name for op in case.graph.ops}
+    known = whole | {origin(op.name) for op in graph_in_pieces(case.graph, case.plan).ops}
     found: dict[str, list[int]] = {}
     for i, op in enumerate(case.planned.ops):
-        found.setdefault(op.name if op.name in whole else origin(op.name), []).append(i)
+        name = op.name if op.name in whole else origin(op.name)
+        if name in known:
+            found.setdefault(name, []).append(i)
     return found
 
 

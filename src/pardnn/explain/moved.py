@@ -11,7 +11,7 @@ the move.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -156,16 +156,23 @@ def ordered_anew(case: Case) -> Alternative:
 
 def moves(case: Case, ops: Sequence[int]) -> tuple[Alternative, ...]:
     """Judge some ops on each device on which not all of them are."""
-    if case.plan.partition is not None:
-        return ()
     here = set(case.arrays.place[list(ops)].tolist())
     others = [d for d in range(case.plan.num_devices) if here != {d}]
+    return judged_each(case, {f"on {case.devices[d]}": moved(case, ops, d) for d in others})
+
+
+def judged_each(case: Case, places: Mapping[str, Int64[ndarray, " n"]]) -> tuple[Alternative, ...]:
+    """Judge other placements of the ops of a plan, and before them an order made anew, if faster.
+
+    Args:
+        case: The plan.
+        places: What each is, for people, and the placement.
+    """
     stays = ordered_anew(case)
     found = [stays] if stays.change_s is not None and stays.change_s < 0 else []
-    for device in others:
-        what = f"on {case.devices[device]}"
+    for what, place in places.items():
         try:
-            found.append(alternative(case, what, judged(case, moved(case, ops, device))))
+            found.append(alternative(case, what, judged(case, place)))
         except PardnnError as error:
             why = error.message.splitlines()[0]
             found.append(alternative(case, what, Judged(None, None, None, None, why)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pardnn.explain.case import Case
 from pardnn.explain.cuts import other_cuts
 from pardnn.explain.memory import Memory, device_memory
-from pardnn.explain.moved import moves
+from pardnn.explain.moved import judged_each, moves
 from pardnn.explain.subjects import Subject
+from pardnn.explain.submeshes import Mixed, mixed_of, on_submesh, together
 from pardnn.explain.waiting import chain_of, waits_of, why_then
 from pardnn.graph.ir import Op, Tensor
 from pardnn.graph.layers import block_of, origin
@@ -112,9 +115,23 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
 
 def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alternative, ...]:
     """Judge what the plan could have done with an op or tensor instead."""
+    mixed = mixed_of(case)
+    if mixed is not None:
+        return *_submeshes(case, mixed, subject.ops), *other_cuts(case, tensors, mixed)
     if case.plan.partition is not None:
         return other_cuts(case, tensors)
     return moves(case, subject.ops)
+
+
+def _submeshes(case: Case, mixed: Mixed, ops: tuple[int, ...]) -> tuple[Alternative, ...]:
+    """Judge some local ops, and all that must be with them, on other submeshes."""
+    goes, size = together(mixed, ops), mixed.made.partition.mesh.size
+    places = {
+        f"on {', '.join(case.devices[at * size : (at + 1) * size])}": on_submesh(mixed, goes, at)
+        for at in range(mixed.made.partition.submeshes)
+        if (mixed.row[goes] != at).any()
+    }
+    return judged_each(case, places)
 
 
 def _op(case: Case, name: str, ops: tuple[int, ...]) -> Op:
@@ -144,6 +161,11 @@ def _call(case: Case, op: int) -> Call:
 
 def _moves_with(case: Case, ops: tuple[int, ...]) -> tuple[str, ...]:
     """Return the other ops that no placement may put elsewhere."""
+    mixed = mixed_of(case)
+    if mixed is not None:
+        asked = {mixed.made.of[i] for i in ops}
+        goes = np.flatnonzero(together(mixed, ops)).tolist()
+        return tuple(mixed.graph.ops[i].name for i in goes if i not in asked)
     if case.plan.partition is not None:
         return ()
     groups = set(case.groups[list(ops)].tolist())

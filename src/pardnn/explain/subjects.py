@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from pardnn.errors import UsageError, shown
 from pardnn.explain.case import Case
 from pardnn.graph.layers import is_within, origin
+from pardnn.plan.plan import graph_in_pieces
 
 #: Names that are suggested for one that there is not.
 SUGGESTED = 5
@@ -45,6 +46,9 @@ def subject_of(case: Case, name: str) -> Subject:
         return Subject("op", name, -1, _calls(case, name))
     if name in planned:
         return Subject("op", name, -1, (planned[name],))
+    shards = tuple(i for i, op in enumerate(case.planned.ops) if op.name.rpartition("@")[0] == name)
+    if shards and any(op.name == name for op in graph_in_pieces(case.graph, case.plan).ops):
+        return Subject("op", name, -1, shards)
     if name in tensors:
         return Subject("tensor", name, -1, _calls(case, tensors[name]))
     if name in case.tensor_names:

@@ -30,12 +30,11 @@ from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check import MAX_PROBLEMS, check_plan, raise_problems
 from pardnn.plan.cut.check_partitioned_graph import boxes_of
 from pardnn.plan.file import check_fingerprint
-from pardnn.plan.mesh import layout_of
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Plan, graph_in_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
-from pardnn.shard.sharding import Sharding
+from pardnn.shard.sharding import sharding_of
 from pardnn.shard.spmd.partitioner import partition_for_submeshes, spmd_partition
 
 #: What to do where nothing is proven.
@@ -113,8 +112,7 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
     if not (0 <= partition.relay_axes <= axes and partition.reuse >= 0):
         yield f"partition: relay_axes {partition.relay_axes}, reuse {partition.reuse}"
         return
-    layouts = {name: layout_of(words) or () for name, words in partition.sharding.items()}
-    sharding, plain = Sharding(partition.mesh, layouts, loops), None
+    sharding, plain = sharding_of(partition), None
     try:
         if partition.submeshes > 1:
             made = partition_for_submeshes(graph, sharding, partition.submeshes).partition

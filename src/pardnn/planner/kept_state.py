@@ -45,7 +45,7 @@ def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
     """Return which kind of plan leaves a graph's state where it is; None if both do.
 
     Raises:
-        UsageError: E225, if some of it lies whole and some cut.
+        UsageError: E225, if some of it lies whole and some cut, or as no plan leaves it.
     """
     found: dict[Kind, int] = {}
     for i, held in kept(graph, state).items():
@@ -59,6 +59,8 @@ def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
             code="E225",
             details={"whole": whole, "cut": cut},
         )
+    if "cut" in found:
+        fixed_layouts(graph, state)  # before an algorithm is advised that leaves none there either
     return next(iter(found), None)
 
 

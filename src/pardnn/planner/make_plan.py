@@ -133,14 +133,16 @@ def _decided(problem: Problem) -> Outcome:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
     """
     problem = steered(problem)
-    algorithm = problem.options.algorithm
+    algorithm, pieces = problem.options.algorithm, problem.options.microbatches
     pair = mixed_parts(algorithm)
-    if pair is not None:
-        return _best_of(problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once))
-    names, pieces = algorithms_of(problem), problem.options.microbatches
-    if pieces in (None, 1):
-        return _best_of(problem, names)
     try:
+        if pair is not None:
+            return _best_of(
+                problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once)
+            )
+        names = algorithms_of(problem)
+        if pieces in (None, 1):
+            return _best_of(problem, names)
         if all(name in SHARDED for name in names):
             return decide_cut_pieces(problem, names, _best_of)
         return _microbatched(problem, names)
@@ -290,7 +292,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         names = (*names, "tofu", *CUTS, *RULES)
     if kind is None and not constraints:
         names = (*names, *_pipelines(problem))
-    if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
+    is_free = algorithm == BEST or mixed_parts(algorithm)  # these tell for themselves
+    if kind is not None and not is_free and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"
         raise UsageError(

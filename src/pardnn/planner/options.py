@@ -122,10 +122,11 @@ class PlanOptions:
 
     def _check_constraints(self) -> None:
         """Check that the algorithm can meet the constraints that have to be met."""
-        if self.constraints and mixed_parts(self.algorithm):
+        others = [each for each in self.constraints if each.kind != "pieces"]
+        if others and mixed_parts(self.algorithm):
             raise UsageError(
-                f"{self.algorithm} cuts and places, and takes no constraints yet: "
-                f"{shown(str(self.constraints[0]))}.\nUse auto.",
+                f"{self.algorithm} cuts and places, and takes no constraints but pieces yet: "
+                f"{shown(str(others[0]))}.\nUse auto.",
                 code="E246",
             )
         cuts = self.algorithm in SHARDED

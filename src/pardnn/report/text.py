@@ -20,6 +20,8 @@ from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
+from pardnn.report.export.result import CodeResult
+from pardnn.report.verdict import verdict
 
 _NUMBER = re.compile(r"[+-]?[0-9]")
 #: Of names that a narrow terminal leaves.
@@ -323,11 +325,17 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
     )
 
 
-def _run(result: results.RunResult) -> RenderableType:
-    reference, saved = result.reference_losses, result.saved_steps
+def losses_table(result: results.RunResult | CodeResult, first_step: int = 0) -> RenderableType:
+    """Return the losses of steps that ran, beside those of one device if there are any.
+
+    Args:
+        result: Of the run.
+        first_step: The number of the first one.
+    """
+    reference = result.reference_losses
     losses = [
         (
-            result.first_step + i,
+            first_step + i,
             repr(loss),
             *(() if reference is None else (repr(reference[i]),)),
             seconds_text(step),
@@ -335,6 +343,11 @@ def _run(result: results.RunResult) -> RenderableType:
         for i, (loss, step) in enumerate(zip(result.losses, result.step_s, strict=True))
     ]
     columns = ("step", "loss", *(() if reference is None else ("one device",)), "time (measured)")
+    return table("", columns, losses)
+
+
+def _run(result: results.RunResult) -> RenderableType:
+    saved = result.saved_steps
     memory = [
         (i, bytes_text(predicted), bytes_text(measured), bytes_text(limit))
         for i, (predicted, measured, limit) in enumerate(
@@ -347,11 +360,11 @@ def _run(result: results.RunResult) -> RenderableType:
         )
     ]
     return Group(
-        table("", columns, losses),
+        losses_table(result, result.first_step),
         table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),
         _step_times(result),
         f"allowance for what is not tensors: {bytes_text(result.allowance_bytes)} per rank",
-        *_verdict(result),
+        *verdict(result),
         *([f"checkpoints after steps: {', '.join(map(str, saved))}"] if saved else []),
         *([f"stopped by {result.stopped_by}"] if result.stopped_by else []),
         *(f"note: {note}" for note in result.notes),
@@ -368,33 +381,3 @@ def _step_times(result: results.RunResult) -> str:
             f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here"
         )
     return "; ".join([*times, f"fastest measured {seconds_text(fastest)}"])
-
-
-def _verdict(result: results.RunResult) -> list[str]:
-    """Return how the losses compare with those of one device, if they were compared."""
-    if result.verified is None:
-        return []
-    if result.tolerance == 0:
-        same = "bitwise equal to" if result.largest_difference == 0 else "DIFFER from"
-        return [f"losses {same} one device", *_state(result.state, is_cut=False)]
-    within = (
-        "equal to one device within" if result.verified else "DIFFER from one device by more than"
-    )
-    largest = result.largest_difference
-    found = "no number" if largest is None else f"{largest:.2g}"
-    how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
-    how = f"losses {how} (sums are added up in another order)"
-    return [how, *_state(result.state, is_cut=True)]
-
-
-def _state(state: results.StateDifference | None, *, is_cut: bool) -> list[str]:
-    """Return how parameters, buffers and optimizer states compare with those of one device."""
-    if state is None:
-        return []
-    what = f"parameters, buffers and optimizer states ({state.tensors} tensors)"
-    if state.differing == 0:
-        return [f"{what} bitwise equal to one device"]
-    largest = state.largest_difference
-    found = "no number" if largest is None else f"{largest:.2g} relative"
-    verb = "differ" if is_cut else "DIFFER"
-    return [f"{what} {verb} in {state.differing}: the most is {found}, in {state.worst}"]

@@ -133,13 +133,19 @@ def local_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return strides of a new, dense tensor in the order of a tensor's; None if contiguous."""
+    """Return strides of a new, dense tensor in the order of a tensor's; None if contiguous.
+
+    Dims that the tensor repeats without storing them are outermost: kernels read along the inner
+    ones, and some take for granted that the last has stride 1.
+    """
     strides = tensor.strides
     if strides is None:
         return None
     found = [0] * len(shape)
     step = 1
-    for dim in sorted(range(len(shape)), key=lambda d: (-strides[d], d), reverse=True):
+    for dim in sorted(
+        range(len(shape)), key=lambda d: (strides[d] != 0, -strides[d], d), reverse=True
+    ):
         found[dim] = step
         step *= max(shape[dim], 1)
     return tuple(found)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pardnn.plan.mesh import Layout, Mesh
+from pardnn.plan.mesh import Layout, Mesh, layout_of
+from pardnn.plan.partitioned_graph import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +41,9 @@ class Sharding:
     mesh: Mesh
     layouts: Mapping[str, Layout]
     axes: Mapping[str, AxisLoops]
+
+
+def sharding_of(partition: Partition) -> Sharding:
+    """Return what a plan decided, which says along which loops ops are cut."""
+    layouts = {name: layout_of(words) or () for name, words in partition.sharding.items()}
+    return Sharding(partition.mesh, layouts, partition.loops or {})

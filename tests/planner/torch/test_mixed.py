@@ -16,6 +16,7 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import plan_problems
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, graph_in_pieces, planned_graph
@@ -225,6 +226,20 @@ def test_what_mixed_plans_cannot_do_is_refused(options: dict[str, Any], code: st
     with pytest.raises(UsageError) as caught:
         pardnn.plan(graph(), islands(2, 2), "megatron*pardnn", costs="v100", **options)
     assert caught.value.code == code
+
+
+def test_pieces_are_a_constraint_of_mixed_plans_or_a_wish() -> None:
+    def made(*constraints: Constraint) -> Plan:
+        return pardnn.plan(graph(), islands(2, 2), "megatron*1f1b", reserve=0.0, costs="v100",
+                           constraints=constraints)  # fmt: skip
+
+    demanded = made(pardnn.fix_pieces(2))
+    assert demanded.placement == planned().placement
+    assert plan_problems(graph(), demanded) == []
+    wished = made(pardnn.prefer(pardnn.fix_pieces(2), price_s=1.0))
+    assert wished.pieces == demanded.pieces
+    with pytest.raises(InfeasibleError, match=r"E303 this constraint cannot hold:\n +300 pieces"):
+        made(pardnn.fix_pieces(300))
 
 
 def test_devices_without_submeshes_and_unknown_parts_are_refused() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering.fit import fits
@@ -37,6 +39,7 @@ from pardnn.planner.submesh.submeshes import part_of
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import PositionedOps
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of
 from pardnn.sim.peak import peaks
@@ -140,7 +143,7 @@ class _LocalStep(NamedTuple):
         arrays: Of their graph, with closed groups.
         machine: Of all devices.
         overwrites: Of their graph.
-        follows: In topological order, ops that are on the submesh of another one, and that one.
+        follows: From `followers`.
     """
 
     arrays: GraphArrays
@@ -150,15 +153,24 @@ class _LocalStep(NamedTuple):
 
 
 def _step_of(problem: Problem, columns: Columns) -> _LocalStep:
-    """Return the local ops.
+    local, overwrites = columns.local, first_overwrites(columns.local)
+    machine = machine_of(columns.costs, problem.cluster)
+    return _LocalStep(closed_arrays(local), machine, overwrites, followers(local, overwrites))
 
-    Each runs on the submesh of the op that it stands beside, so a shard crosses to another submesh
-    once, at its own position, and is cut and passed on there. What is cut out of a tensor that is
-    written in place is cut where that is, with the copy that makes it contiguous; and what is
-    written into one is written there.
+
+def followers(local: Graph, overwrites: Int64[ndarray, "w 2"]) -> list[tuple[int, int]]:
+    """Return the local ops that go to the submesh of another, and that one, in topological order.
+
+    Each other local op runs on the submesh of the op that it stands beside, so a shard crosses to
+    another submesh once, at its own position, and is cut and passed on there. What is cut out of a
+    tensor that is written in place is cut where that is, with the copy that makes it contiguous;
+    and what is written into one is written there.
+
+    Args:
+        local: The graph of the local ops.
+        overwrites: From `first_overwrites`.
     """
-    local, follows = columns.local, list[tuple[int, int]]()
-    a, overwrites = local.arrays, first_overwrites(local)
+    a, found = local.arrays, list[tuple[int, int]]()
     written = set(overwrites[:, 0].tolist())
     for i in a.topological.tolist():
         op = local.ops[i]
@@ -169,9 +181,35 @@ def _step_of(problem: Problem, columns: Columns) -> _LocalStep:
         is_view = op.outputs[0].alias_of is not None and a.tensor_owner[tensor] in written
         is_packed = op.kind == FETCH and len(op.inputs) == 1 and local.ops[maker].kind == SLICE
         if is_view or is_packed:
-            follows.append((i, maker))
-    machine = machine_of(columns.costs, problem.cluster)
-    return _LocalStep(closed_arrays(local), machine, overwrites, follows)
+            found.append((i, maker))
+    return found
+
+
+def devices_of(
+    made: PositionedOps, follows: Sequence[tuple[int, int]], row: Int64[ndarray, " n"]
+) -> Int64[ndarray, " m"]:
+    """Return the device of each local op.
+
+    Args:
+        made: The local ops.
+        follows: From `followers`.
+        row: The submesh of each op of the graph that is cut.
+    """
+    rows = row[np.array(made.of)]
+    for op, maker in follows:
+        rows[op] = rows[maker]
+    return rows * made.partition.mesh.size + np.array(made.position)
+
+
+def positions_of(made: PositionedOps, turn: Int64[ndarray, " n"]) -> Int64[ndarray, " m"]:
+    """Return the position of each local op in an order of all.
+
+    Args:
+        made: The local ops.
+        turn: The position of each op of the graph that is cut in a topological order of these.
+    """
+    of = np.array(made.of)
+    return inverse_permutation(np.lexsort((np.arange(len(of)), turn[of])))
 
 
 def _spread(problem: Problem, columns: Columns, step: _LocalStep, column: Outcome) -> Outcome:
@@ -180,14 +218,10 @@ def _spread(problem: Problem, columns: Columns, step: _LocalStep, column: Outcom
     Raises:
         InfeasibleError: E301, if that does not fit.
     """
-    local, of = columns.local, np.array(columns.made.of)
-    size = columns.made.partition.mesh.size
-    row = column.plan.place[of]
-    for op, maker in step.follows:
-        row[op] = row[maker]
+    local, size = columns.local, columns.made.partition.mesh.size
     dispatch = simulate(columns.column.graph, columns.column.machine, column.plan).dispatch
-    position = inverse_permutation(np.lexsort((np.arange(len(of)), dispatch[of])))
-    place = row * size + np.array(columns.made.position)
+    position = positions_of(columns.made, dispatch)
+    place = devices_of(columns.made, step.follows, column.plan.place)
     plan = memory_bounded_plan(
         step.arrays, step.machine, place, position, problem.capacities, step.overwrites
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pardnn.report.results import STRICT
+from pardnn.report.results import STRICT, StateDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,9 @@ class CodeResult:
         step_s: Seconds of each step on the slowest rank, likewise.
         reference_losses: Those of the user's own step on one device, if it was asked for.
         verified: Whether losses and state are those of one device, likewise.
+        tolerance: Relative, of the losses, as in `RunResult`; so are the next two.
+        largest_difference: Of the losses, relative.
+        state: After the last step.
     """
 
     __pydantic_config__ = STRICT
@@ -39,3 +42,6 @@ class CodeResult:
     step_s: tuple[float, ...] = ()
     reference_losses: tuple[float | None, ...] | None = None
     verified: bool | None = None
+    tolerance: float | None = None
+    largest_difference: float | None = None
+    state: StateDifference | None = None

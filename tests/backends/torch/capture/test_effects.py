@@ -44,6 +44,35 @@ def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
         logging.getLogger("mine").removeHandler(handler)
 
 
+def test_what_records_have_beside_their_message_is_told() -> None:
+    def tell(loss, model, i):
+        adapter = logging.LoggerAdapter(logging.getLogger("mine"), {"run": "first", "norm": None})
+        adapter.warning("step %d", i)
+        log.warning("", extra={"run": {"at": [i]}, "norm": loss.item()})
+        try:
+            raise KeyError(i)
+        except KeyError:
+            log.exception("failed", extra={"run": "", "norm": ""})
+
+    log, handler = logging.getLogger("mine"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(run)s %(norm)s %(message)s"))
+    handler.emit = lambda record: print(handler.format(record))
+    log.addHandler(handler)
+    try:
+        assert_as_eager(lambda: telling(tell, 0), lambda i: {4: i})
+    finally:
+        log.removeHandler(handler)
+
+
+def test_an_object_beside_the_message_of_a_record_is_refused() -> None:
+    def tell(loss, model):
+        logging.getLogger("mine").warning("step", extra={"who": SimpleNamespace()})
+
+    step, args = telling(tell)
+    with pytest.raises(UnsupportedError, match=r"'SimpleNamespace' as 'who'"):
+        capture(step, *args)
+
+
 @pytest.mark.parametrize(
     "tell",
     [

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import collections
 import decimal
+import multiprocessing
 import os
 import sys
+import threading
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -92,6 +96,43 @@ def of_a_precision() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return lambda x: x * float(decimal.Decimal(1) / decimal.Decimal(3)), change
 
 
+def of_errors_of_numpy() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return lambda x: x * len(np.geterr()["over"]), lambda: np.seterr(over="raise")
+
+
+def warned(x: Any) -> Any:
+    try:
+        warnings.warn("once", stacklevel=1)
+    except UserWarning:
+        return x * 2
+    return x
+
+
+def of_warnings() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return warned, lambda: warnings.simplefilter("error", UserWarning)
+
+
+def of_a_lock() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    lock = threading.Lock()
+    return lambda x: x * (2 if lock.acquire(blocking=False) else 1), lock.acquire
+
+
+def of_a_barrier() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    barrier = threading.Barrier(2)
+    return lambda x: x * (1 + barrier.broken), barrier.abort
+
+
+def of_a_thread() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    thread, is_over = threading.Thread(target=(over := threading.Event()).wait), over.set
+    thread.start()
+    return lambda x: x * (1 + thread.is_alive()), lambda: (is_over(), thread.join())
+
+
+def of_processes() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    event = multiprocessing.Event()
+    return lambda x: x * (1 + event.is_set()), event.set
+
+
 class Other(nn.Linear):
     pass
 
@@ -114,6 +155,12 @@ HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] =
     "getcwd()": of_a_folder,
     "sys.argv": of_the_command_line,
     "decimal.getcontext()": of_a_precision,
+    "geterr()": of_errors_of_numpy,
+    "the filters of warnings that raise": of_warnings,
+    "lock.locked": of_a_lock,
+    "barrier.broken": of_a_barrier,
+    "thread.is_alive": of_a_thread,
+    "event.is_set": of_processes,
     "the class of model": of_a_class,
 }
 
@@ -125,7 +172,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Registry, "gain", 1.0)
     threads, limit = torch.get_num_threads(), sys.getrecursionlimit()
     monkeypatch.setattr(sys, "argv", [*sys.argv])
-    with decimal.localcontext():
+    with decimal.localcontext(), np.errstate(), warnings.catch_warnings():
         yield
     torch.set_num_threads(threads)
     sys.setrecursionlimit(limit)

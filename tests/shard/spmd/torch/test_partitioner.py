@@ -255,6 +255,35 @@ def graph_shapes(graph: Graph) -> dict[str, Any]:
     return {tensor.name: tensor.shape for op in graph.ops for tensor in op.outputs}
 
 
+def test_a_query_that_all_samples_share_arrives_as_the_kernel_reads_it() -> None:
+    """torch's kernel of attention takes for granted that the last stride is 1, and checks nothing.
+
+    The query is expanded, stride 0, and cut along its features: devices store what it repeats.
+    """
+    torch.manual_seed(0)
+    query = torch.nn.Parameter(torch.randn(1, 1, 1, 8, dtype=torch.float64))
+
+    def step(optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        asked = (query + 1).expand(4, 2, 1, 8)
+        loss = torch.nn.functional.scaled_dot_product_attention(asked, x, x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    args = (torch.optim.SGD([query], 0.1), torch.randn(4, 2, 3, 8, dtype=torch.float64))
+    graph = capture(step, *args)
+    values = spmd.source_values(step, args, graph)
+    attention = next(op for op in graph.ops if op.kind.endswith("_for_cpu.default"))
+    expand = next(op for op in graph.ops if op.outputs[0].name == attention.inputs[0])
+    layouts = dict.fromkeys([*expand.inputs, *attention.inputs[:1]], (3,))
+    axes = {expand.name: ("i3",), attention.name: ("b",)}
+    sharding = legalize(graph, Sharding(make_mesh((2,)), layouts, axes))
+    assert sharding.layouts[attention.inputs[0]] == (3,)
+    assert sharding.axes[attention.name] == ("b",)
+    certified_run(graph, values, spmd.run_whole(graph, values), sharding, random.Random(0))
+
+
 def test_an_op_that_draws_a_result_and_an_argument_is_refused_by_name() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RReLU(), torch.nn.Linear(8, 8))

@@ -45,16 +45,19 @@ from pardnn.backends.torch.capture.numbers.told_sinks import stand_ins_inserted
 from pardnn.backends.torch.capture.numbers.unseen_state import (
     check_context,
     check_unseen,
+    kept_aside,
     unseen_states,
 )
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import (
     changed_setting,
+    changed_state,
     hashed_number,
     outside_look,
 )
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.library_tells import library_tells_refused
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
@@ -199,6 +202,7 @@ def run_noted(
         stack.enter_context(conversions_followed(functions, effects.texts))
         stack.enter_context(clock_set(number, functions))
         stack.enter_context(questions_refused(tracer, functions))
+        stack.enter_context(library_tells_refused(tracer.locator.line, functions, objects))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.roots = stack.enter_context(roots_noted())
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
@@ -224,6 +228,7 @@ class _Before:
     def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
+        self._objects, self._aside = objects, kept_aside(objects)
 
     def check(self, *, is_first: bool) -> None:
         """Reject what the step has changed of it."""
@@ -231,6 +236,10 @@ class _Before:
         self._dropped.check()
         check_namespaces(self._spaces)
         check_class_attributes(self._classes, is_first=is_first)
+        aside = kept_aside(self._objects)
+        changed = dict(aside.items() ^ self._aside.items())
+        if changed and not is_first:  # what a first step sets, later ones find
+            raise changed_state(sorted(changed))
 
 
 def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:

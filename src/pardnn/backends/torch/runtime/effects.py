@@ -69,10 +69,12 @@ def value_of(content: Any) -> Any:
 
 
 def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any) -> None:
-    path, line, function = place
+    path, line, function, *given = place
     args = tuple(text_of(value) if isinstance(value, list) else value for value in values)
     logger = logging.getLogger(name)
-    logger.handle(logger.makeRecord(name, level, path, line, text_of(parts), args, None, function))
+    record = logger.makeRecord(name, level, path, line, text_of(parts), args, None, function)
+    vars(record).update((key, value_of(item)) for items in given for key, item in items)
+    logger.handle(record)
 
 
 #: What an exception of a check says besides.

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import decimal
 import functools
 import hashlib
 import inspect
-import locale
 import logging
 import operator
 import os
 import sys
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -190,6 +186,10 @@ def content_of(value: Any) -> Any:
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
 
 
+#: What is asked of threads, processes, and what they wait for; `lock.acquire(False)` asks, too.
+_OF_THREADS = ("is_set", "locked", "is_alive", "exitcode", "broken", "get_value")
+
+
 def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable[[], Any]] | None:
     """Return what a step may ask of an object that shows no attributes; None of any other.
 
@@ -210,7 +210,24 @@ def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable
         if "get_state" in used:
             return f"the state of {path}", functools.partial(generator_state, value)
         return (f"{path}.initial_seed()", value.initial_seed) if "initial_seed" in used else None
-    return (f"{path}.is_set()", value.is_set) if isinstance(value, threading.Event) else None
+    return _asked_of_threads(path, value, used)
+
+
+def _asked_of_threads(
+    path: str, value: Any, used: Container[str]
+) -> tuple[str, Callable[[], Any]] | None:
+    if not type(value).__module__.startswith(("threading", "_thread", "multiprocessing")):
+        return None
+    kind = type(value)
+    asked = [name for name in _OF_THREADS if name in used and hasattr(kind, name)]
+    if "acquire" in used and hasattr(kind, "locked"):
+        asked.append("locked")
+    return (f"{path}.{asked[0]}", functools.partial(_answers, value, asked)) if asked else None
+
+
+def _answers(value: Any, names: list[str]) -> list[Any]:
+    found = (getattr(value, name) for name in names)
+    return [each() if callable(each) else each for each in found]
 
 
 def generator_state(generator: torch.Generator) -> str:
@@ -320,66 +337,6 @@ def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
         for name in sorted(filter(_is_encodable, names)):
             if name.isupper() or name in os.environ:
                 yield f"os.environ[{name!r}]", functools.partial(os.environ.get, name)
-
-
-def _folder() -> str | None:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:  # removed by others
-        return None
-
-
-def _precision() -> tuple[Any, ...]:
-    context = decimal.getcontext()
-    return context.prec, context.rounding, context.Emin, context.Emax
-
-
-#: What is set for a whole process, and read by a function or attribute of this name.
-_PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
-    "Decimal": _precision,
-    "argv": lambda: list(sys.argv),
-    "cpu_count": os.cpu_count,
-    "cwd": _folder,
-    "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
-    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
-    "get_num_interop_threads": torch.get_num_interop_threads,
-    "get_num_threads": torch.get_num_threads,
-    "getcwd": _folder,
-    "getlocale": locale.getlocale,
-    "is_anomaly_enabled": torch.is_anomaly_enabled,
-    "benchmark": torch._C._get_cudnn_benchmark,
-    "allow_tf32": lambda: 2 * torch._C._get_cublas_allow_tf32() + torch._C._get_cudnn_allow_tf32(),
-    "deterministic": torch._C._get_cudnn_deterministic,
-    "enabled": torch._C._get_cudnn_enabled,
-    "is_deterministic_algorithms_warn_only_enabled": (
-        torch.is_deterministic_algorithms_warn_only_enabled
-    ),
-    "fill_uninitialized_memory": torch._C._get_deterministic_fill_uninitialized_memory,
-    "getrecursionlimit": sys.getrecursionlimit,
-    "getswitchinterval": sys.getswitchinterval,
-    "initial_seed": torch.initial_seed,
-}
-#: As people read them, where that is no function of this name.
-_SHOWN = {
-    "Decimal": "decimal.getcontext()",
-    "allow_tf32": "allow_tf32",
-    "argv": "sys.argv",
-    "benchmark": "torch.backends.cudnn.benchmark",
-    "deterministic": "torch.backends.cudnn.deterministic",
-    "enabled": "torch.backends.cudnn.enabled",
-    "fill_uninitialized_memory": "torch.utils.deterministic.fill_uninitialized_memory",
-}
-
-
-def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the settings of the process that code asks for, and what returns each.
-
-    Args:
-        names: That the user's code mentions.
-    """
-    for name, get in _PROCESS_SETTINGS.items():
-        if name in names:
-            yield _SHOWN.get(name, f"{name}()"), get
 
 
 def _is_encodable(name: str) -> bool:

@@ -36,7 +36,6 @@ from pardnn.backends.torch.user_step.content_guards import (
     environment,
     has_content,
     has_order,
-    process_settings,
     reads_environment,
     shared_values,
 )
@@ -51,7 +50,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     items_by_key,
     may_hold,
 )
-from pardnn.backends.torch.user_step.library_guards import library_guards
+from pardnn.backends.torch.user_step.library_guards import library_guards, process_settings
 from pardnn.backends.torch.user_step.object_graph import (
     GLOBAL_HOOKS,
     argument_names,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import email.utils
 import os
+import random
+import secrets
 import socket
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from datetime import date
 from datetime import datetime as moment
@@ -80,13 +84,37 @@ def connected() -> float:
     return 1.0
 
 
+def sent() -> float:
+    one, other = socket.socketpair()
+    with one, other:
+        one.send(b"1")
+        return float(other.recv(1))
+
+
+def piped() -> float:
+    ends = os.pipe()
+    os.write(ends[1], b"1")
+    return float(len([os.close(end) for end in ends]))
+
+
 ASKED: list[tuple[str, Callable[[], float]]] = [
     ("starts a program", lambda: float(subprocess.check_output(["echo", "1"]))),
     ("starts a program", lambda: 1.0 + os.system("true")),
     ("opens a connection", connected),
     ("asks for the load of the machine", lambda: os.getloadavg()[0]),
     ("counts the threads of the process", lambda: 1.0 * threading.active_count()),
+    ("writes to a socket", sent),
+    ("registers what is done at the exit", lambda: 1.0 if atexit.register(int) else 2.0),
+    ("sends a signal", lambda: 1.0 if os.kill(os.getpid(), 0) is None else 2.0),
+    ("writes to a pipe", piped),
+    ("asks the system", lambda: 2.0 if os.urandom(8) == bytes(8) else 1.0),
+    ("asks the system", lambda: 2.0 if uuid.uuid4().int == 0 else 1.0),
+    ("asks the system", lambda: 2.0 if secrets.randbelow(10**9) == 0 else 1.0),
+    ("asks the system", lambda: 2.0 if SYSTEM.random() == 0 else 1.0),
+    ("asks the system", lambda: 2.0 if random.Random().random() == 0 else 1.0),
+    ("asks the system", lambda: 2.0 if np.random.default_rng().random() == 0 else 1.0),
 ]
+SYSTEM = random.SystemRandom()
 
 
 @pytest.mark.parametrize(("deed", "asked"), ASKED)
@@ -96,6 +124,15 @@ def test_a_step_that_asks_the_world_is_refused_by_its_line(
     with pytest.raises(UnsupportedError, match=deed) as caught:
         stepping(asked)
     assert "test_outside_reads.py:" in caught.value.details["source"]
+
+
+def test_generators_with_a_seed_of_their_own_may_be_made() -> None:
+    stepping(lambda: random.Random(3).random() + np.random.default_rng(3).random())
+
+
+def test_a_step_that_removes_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="looks at the file or folder"):
+        stepping(lambda: float(not (tmp_path / "stop").unlink(missing_ok=True)))
 
 
 def test_dates_of_numpy_that_are_given_are_what_they_are() -> None:

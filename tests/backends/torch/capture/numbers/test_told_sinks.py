@@ -1,6 +1,7 @@
 """What a step writes to files, progress bars and writers: after each step, as eager does."""
 
 import csv
+import importlib
 import io
 import json
 import queue
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.capture.capture import capture
@@ -246,3 +248,40 @@ def test_numbers_pass_for_floats_and_new_sums_begin_as_their_default() -> None:
         return telling(tell)
 
     assert_as_eager(make, state=lambda args: dict(sums), steps=3)
+
+
+@pytest.fixture
+def _tracker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A package whose module takes what it is told, as those that keep experiments have one."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "trackerlib.py").write_text("rows = []\n\ndef log(row):\n    rows.append(row)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    sys.modules.pop("trackerlib", None)
+
+
+@pytest.mark.usefixtures("_tracker")
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_module_that_is_told_is_refused(*, is_held: bool) -> None:
+    holder = SimpleNamespace(tracker=importlib.import_module("trackerlib"))
+
+    def tell(loss, model):
+        if is_held:
+            holder.tracker.log({"loss": loss.item()})
+        else:
+            import trackerlib
+
+            trackerlib.log({"loss": loss.item()})
+
+    step, args = telling(tell)
+    with pytest.raises(UnsupportedError, match=r"calls trackerlib.log \(.*test_told_sinks.py:"):
+        capture(step, *args)
+    assert not holder.tracker.rows
+
+
+def test_a_step_that_saves_is_refused(tmp_path: Path) -> None:
+    step, args = telling(lambda loss, model: torch.save(model.state_dict(), tmp_path / "m.pt"))
+    with pytest.raises(UnsupportedError, match=r"fast.save\(path\)") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"

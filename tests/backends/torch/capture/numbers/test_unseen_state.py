@@ -1,7 +1,9 @@
 """A step that draws from an iterator or changes a set is refused, also if it happens to repeat."""
 
 import itertools
+import os
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,27 @@ def test_a_generator_of_the_users_is_not_seeded() -> None:
 @pytest.mark.parametrize("kind", CHANGED)
 def test_what_is_changed_in_place_is_refused(kind: str) -> None:
     assert "changes Python state: source" in refused(*CHANGED[kind])
+
+
+def test_what_a_step_counts_in_its_thread_or_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CALLS", "0")
+    own = threading.local()
+    own.calls = 0
+
+    def count(held: Any) -> int:
+        held.calls += 1
+        return held.calls
+
+    def set_to(value: str) -> int:
+        os.environ["CALLS"] = value
+        return 0
+
+    assert "calls of a threading.local" in refused(own, count)
+    assert "os.environ['CALLS']" in refused(None, lambda _: set_to(os.environ["CALLS"] + "1"))
+    made, args = telling(lambda loss, model: set_to("1"))
+    capture(made, *args)  # which each step sets alike
 
 
 def test_an_iterator_that_only_exists_is_none() -> None:

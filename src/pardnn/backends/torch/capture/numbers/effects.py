@@ -29,7 +29,7 @@ from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, of_a_c
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
-from pardnn.backends.torch.capture.numbers.user_code import message_and_args
+from pardnn.backends.torch.capture.numbers.user_code import given_attributes, message_and_args
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
@@ -137,7 +137,9 @@ class Effects:
         message, args = message_and_args(record)
         place = [record.name, record.levelno, record.pathname, record.lineno, record.funcName]
         values = [self._logged_value(arg) for arg in args]
-        self._note("log", [self._parts(message), values, *place])
+        more = given_attributes(record, self._tracer.locator.line()).items()
+        given = [[[key, self._content(each)] for key, each in more]] if more else []
+        self._note("log", [self._parts(message), values, *place, *given])
 
     def _logged_value(self, arg: Any) -> Any:
         """Return an argument of a logger: a number itself, for "%d", or the parts of a text."""
@@ -389,7 +391,7 @@ def _noting_print(effects: Effects, real: Callable[..., None]) -> Callable[..., 
 
 def _noting_log(effects: Effects, real: Callable[..., None]) -> Callable[..., None]:
     def noting(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if is_library_file(record.pathname) or record.exc_info:
+        if is_library_file(record.pathname):
             real(logger, record)
         else:
             effects.logged(record)

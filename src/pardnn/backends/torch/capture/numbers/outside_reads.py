@@ -12,12 +12,15 @@ and one that takes the time between two of its lines is.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import datetime
 import functools
 import io
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +40,12 @@ from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 #: All that reads or writes a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
           (os, "listdir"), (os, "scandir"), (os, "access"), (os, "readlink"), (np, "fromfile"),
-          (torch, "from_file"))  # fmt: skip
+          (torch, "from_file"), (os, "remove"), (os, "unlink"), (os, "rename"), (os, "replace"),
+          (os, "mkdir"), (os, "rmdir"), (os, "link"), (os, "symlink"), (os, "utime"),
+          (os, "chmod"), (os, "truncate"), (os, "chdir"))  # fmt: skip
+#: Behind `secrets`, `uuid.uuid4`, `random.SystemRandom` and generators without a seed: what comes
+#: out alike in two traces, as a rare event does, would be frozen.
+_ENTROPY = "asks the system for random bytes"
 #: What else is asked of the world, as people say it; `requests` and `urllib` connect sockets.
 _OTHERS: dict[tuple[Any, str], str] = {
     (os, "system"): "starts a program",
@@ -45,6 +53,17 @@ _OTHERS: dict[tuple[Any, str], str] = {
     (socket.socket, "connect"): "opens a connection",
     (os, "getloadavg"): "asks for the load of the machine",
     (threading, "active_count"): "counts the threads of the process",
+    (os, "urandom"): _ENTROPY,
+    (random, "_urandom"): _ENTROPY,
+    (random.Random, "seed"): _ENTROPY,  # as `_is_deed` tells
+    (os, "read"): "reads from a pipe",
+    (os, "write"): "writes to a pipe",
+    (os, "kill"): "sends a signal",
+    (signal, "raise_signal"): "sends a signal",
+    (atexit, "register"): "registers what is done at the exit",
+    (builtins, "input"): "asks at the terminal",
+    **{(socket.socket, f"recv{way}"): "reads from a socket" for way in ("", "_into", "from")},
+    **{(socket.socket, f"send{way}"): "writes to a socket" for way in ("", "all", "to")},
 }
 #: What Python and torch look up for themselves, below the user's line.
 _INTERNAL = (
@@ -125,7 +144,7 @@ class _Noted:
                 try:
                     if not deed:
                         self._note(next(iter([*args, *kwargs.values()]), "."))
-                    elif _is_of_users(sys._getframe(1)):
+                    elif _is_deed(deed, args) and _is_of_users(sys._getframe(1)):
                         self._found.append(Look(deed, None, self._line()))
                 finally:
                     self._is_noting = False
@@ -139,6 +158,12 @@ class _Noted:
         text = os.fsdecode(path)
         if not text.startswith(_SYSTEM) and _is_of_users(sys._getframe(2)):
             self._found.append(Look("", text, self._line()))
+
+
+def _is_deed(deed: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call with some arguments is one: a seed of its own asks the system for nothing."""
+    is_seed = deed == _ENTROPY and isinstance(next(iter(args), None), random.Random)
+    return not is_seed or args[1:] in ((), (None,))
 
 
 def _is_of_users(frame: types.FrameType | None) -> bool:

@@ -73,7 +73,7 @@ class StandIn:
             is_known = all(map(_is_told, given)) and (
                 key.startswith(_TELLING) or not _of_graph(given)
             )
-            if not is_known or not _is_dropped(sys._getframe(1)):
+            if not is_known or not is_dropped(sys._getframe(1)):
                 raise other_use(name, real, key)
             tell(name, key, args, kwargs)
 
@@ -221,7 +221,7 @@ def _opcode_after(code: bytes, at: int) -> str:
     return ""
 
 
-def _is_dropped(frame: types.FrameType | None) -> bool:
+def is_dropped(frame: types.FrameType | None) -> bool:
     """Whether the result of the call that a frame makes goes nowhere."""
     while frame is not None:
         following = _opcode_after(frame.f_code.co_code, frame.f_lasti + 2)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextvars
 import decimal
 import functools
+import os
 import random
+import threading
 import types
 import warnings
 from typing import Any
@@ -67,6 +69,21 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
 
 
+def kept_aside(objects: ObjectGraph) -> dict[str, Any]:
+    """Return what the environment and objects of `threading.local` hold, by name.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    found: dict[str, Any] = {f"os.environ[{key!r}]": each for key, each in os.environ.items()}
+    for value in objects.seen.values():
+        if isinstance(value, threading.local):
+            for key, each in value.__dict__.items():
+                held = each if isinstance(each, PLAIN) else id(each)
+                found[f"{key} of a threading.local"] = held
+    return found
+
+
 def check_context(context: contextvars.Context, before: contextvars.Context) -> None:
     """Reject a step that leaves another value in a context variable.
 
@@ -106,6 +123,8 @@ def _state(value: Any) -> Any:
         return {(key, id(held[key])) for key in given}
     if has_content(value):
         return content_of(value)
+    if isinstance(value, random.SystemRandom):
+        return None  # it has none, see `outside_reads`
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, torch.Generator):

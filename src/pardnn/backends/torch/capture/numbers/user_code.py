@@ -31,10 +31,13 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.capture.numbers.containers import is_told
 from pardnn.backends.torch.capture.numbers.python_calls import class_of
 from pardnn.backends.torch.capture.numbers.texts import Texts
+from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
 from pardnn.backends.torch.ops.host_scalars import choose, node_of
 from pardnn.backends.torch.ops.number_texts import PERCENT
+from pardnn.errors import shown
 
 #: One conversion of `%`: its flags, width and precision, and its type.
 _SPEC = re.compile(r"%(?:\(([^)]*)\))?([#0\- +]*)(\d+|\*)?(?:\.(\d+|\*))?([hlL]?)([a-zA-Z%])")
@@ -210,6 +213,38 @@ def message_and_args(record: logging.LogRecord) -> tuple[Any, tuple[Any, ...]]:
         return _Percent(message) % args, ()
     except (TypeError, ValueError, LookupError, StopIteration):
         return f"a log record with a format that is wrong: {str.__str__(message)}", ()
+
+
+#: What every record has.
+_OF_RECORDS = frozenset(vars(logging.makeLogRecord({})))
+
+
+def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, Any]:
+    """Return what a log record has beside its message: of `extra=`, an exception, a stack.
+
+    Args:
+        record: That the step makes.
+        where: "file.py:line" of it; None if unknown.
+
+    Raises:
+        UnsupportedError: E802, of values that cannot be told after the step.
+    """
+    given = {key: each for key, each in vars(record).items() if key not in _OF_RECORDS}
+    if record.exc_info:
+        given["exc_text"] = logging.Formatter().formatException(record.exc_info)
+    if record.stack_info:
+        given["stack_info"] = record.stack_info
+    for key, each in given.items():
+        if not is_told(each):
+            raise error_at(
+                where,
+                f"the step logs a record{at(where)} with an object of class "
+                f"{shown(type(each).__name__)} as {shown(key)}:\n"
+                "each rank logs after the step, and is given numbers, texts and tensors.\n"
+                "Give its text (extra={'who': str(who)}).",
+                "E802",
+            )
+    return given
 
 
 def _argument(arg: Any, kind: str) -> Any:

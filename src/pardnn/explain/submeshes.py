@@ -1,0 +1,126 @@
+"""Plans that cut ops inside of submeshes, decided otherwise: another submesh, or another cut.
+
+The submesh of an op and its cut are two decisions. On another submesh, all that an op does goes to
+the same mesh positions there, and the cut stays; with another cut, each op stays on its submesh, in
+its turn. Either is an ordinary placement of local ops, judged as any other (`explain.moved`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
+
+from pardnn.explain.case import Case
+from pardnn.explain.moved import Judged, judged
+from pardnn.graph.build import build_graph
+from pardnn.graph.csr import op_edges
+from pardnn.graph.ir import Graph
+from pardnn.kernels.sorting import inverse_permutation
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.plan.plan import graph_in_pieces
+from pardnn.planner.costs import costs_for
+from pardnn.planner.submesh.spread import devices_of, followers, positions_of
+from pardnn.shard.sharding import Sharding, sharding_of
+from pardnn.shard.spmd.partitioner import PositionedOps, partition_for_submeshes
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
+
+
+class Mixed(NamedTuple):
+    """A plan that cuts ops inside of submeshes, by the ops that it cuts.
+
+    Attributes:
+        graph: What is cut: the step, or its pieces.
+        made: Its local ops.
+        follows: Of these, those that are on the submesh of another one, and that one.
+        row: Submesh of each op of `graph`.
+        group: Of each op of `graph`; groups are together.
+    """
+
+    graph: Graph
+    made: PositionedOps
+    follows: list[tuple[int, int]]
+    row: Int64[ndarray, " n"]
+    group: Int64[ndarray, " n"]
+
+
+def mixed_of(case: Case) -> Mixed | None:
+    """Return the decisions of a plan; None where it has no submeshes."""
+    partition = case.plan.partition
+    if partition is None or partition.submeshes == 1:
+        return None
+    graph = graph_in_pieces(case.graph, case.plan)
+    made = partition_for_submeshes(graph, sharding_of(partition), partition.submeshes)
+    follows = followers(case.planned, case.overwrites)
+    own = np.ones(len(made.of), dtype=bool)
+    own[[op for op, _ in follows]] = False
+    row = np.zeros(len(graph.ops), dtype=np.int64)
+    row[np.array(made.of)[own]] = case.arrays.place[own] // partition.mesh.size
+    return Mixed(graph, made, follows, row, colocated(graph.arrays, first_overwrites(graph)))
+
+
+def together(mixed: Mixed, ops: Sequence[int]) -> Bool[ndarray, " n"]:
+    """Return which ops of `graph` go with some local ops."""
+    return np.isin(mixed.group, mixed.group[np.array(mixed.made.of)[list(ops)]])
+
+
+def on_submesh(
+    mixed: Mixed, goes: Bool[ndarray, " n"], submesh: int | Int64[ndarray, " n"]
+) -> Int64[ndarray, " m"]:
+    """Return the placement of the local ops with some ops of `graph` on other submeshes.
+
+    Args:
+        mixed: The plan.
+        goes: Whether each op of `graph` goes.
+        submesh: To where; one for all, or that of each.
+    """
+    return devices_of(mixed.made, mixed.follows, np.where(goes, submesh, mixed.row))
+
+
+def cut_anew(case: Case, mixed: Mixed, legal: Sharding) -> tuple[Case, Judged]:
+    """Judge another cut, with each op on its submesh and in its turn.
+
+    Args:
+        case: The plan.
+        mixed: The same.
+        legal: Of `mixed.graph`, over the mesh of a submesh; see `legalize`.
+
+    Returns:
+        The plan with the other cut and no order of its own, and how it was judged.
+    """
+    made = partition_for_submeshes(mixed.graph, legal, mixed.made.partition.submeshes)
+    local = build_graph(case.graph.name, made.partition.ops)
+    costs = costs_for(local, case.cluster, case.choice, whole=case.graph)
+    machine, overwrites = machine_of(costs, case.cluster), first_overwrites(local)
+    place = devices_of(made, followers(local, overwrites), mixed.row)
+    arrays = memory_bounded_plan(
+        local.arrays, machine, place, positions_of(made, _turns(case, mixed)), case.usable,
+        overwrites,
+    )  # fmt: skip
+    line = simulate(local, machine, arrays)
+    plan = dataclasses.replace(case.plan, partition=made.partition)
+    other = Case(case.graph, plan, case.choice, local, costs, machine, arrays, line)
+    return other, judged(other, place)
+
+
+def _turns(case: Case, mixed: Mixed) -> Int64[ndarray, " n"]:
+    """Return the position of each op of `graph` in the order of the plan.
+
+    An op begins with the first of its local ops, but not before what it depends on: another cut may
+    read what this one does not.
+    """
+    a, edges = mixed.graph.arrays, op_edges(mixed.graph.arrays)
+    first = np.full(a.num_ops, len(mixed.made.of))
+    np.minimum.at(first, np.array(mixed.made.of), case.timeline.dispatch)
+    begins = np.searchsorted(edges[:, 0], np.arange(a.num_ops + 1))
+    for op in a.topological.tolist():
+        successors = edges[begins[op] : begins[op + 1], 1]
+        first[successors] = np.maximum(first[successors], first[op])
+    return inverse_permutation(np.lexsort((inverse_permutation(a.topological), first)))
