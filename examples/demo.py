@@ -1,7 +1,7 @@
-"""What pardnn is for, in one go: a model that does not fit one device trains on four.
+"""A tour of pardnn: a model that does not fit one device trains on four.
 
-Everything is planned and run on this machine: four CPU ranks, each held to its memory by the
-operating system. Figures are labelled predicted (from the plan), simulated or measured.
+Everything is planned and run on this machine: four CPU ranks, each held to its memory limit by
+the operating system. Figures are labelled predicted (from the plan), simulated or measured.
 """
 
 import sys
@@ -46,7 +46,7 @@ def main() -> None:
         DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s,
         links=MEASURED_LINKS, named=ranks_named(),
     )  # fmt: skip
-    # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
+    # Whole ops: losses match bit for bit. Where ops are cut (`tofu`), sums differ by rounding.
     plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))
     say(plan_text(graph, plan, result))
     kinds = memory_by_device(graph, plan_arrays(graph, plan))

@@ -1,6 +1,6 @@
-"""Go on from published weights: each rank reads its own share, and none ever holds the model.
+"""Start from published weights: each rank reads its own share, and none ever holds the model.
 
-    torchrun --nproc-per-node 2 examples/from_weights.py path/of/model
+    torchrun --nproc-per-node 2 examples/from_weights.py path/to/model
 
 The path has `config.json` and `model.safetensors`, or `model.safetensors.index.json` and its parts.
 """
@@ -37,7 +37,7 @@ def trained(path, steps=6):
 
 
 def trained_alone(path, steps=6):
-    """Return the losses of the script as it was."""
+    """Return the losses of the original script."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(path).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

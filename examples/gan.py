@@ -1,4 +1,4 @@
-"""A GAN: two steps with an optimizer each work on the same two models.
+"""A GAN: two steps, each with its own optimizer, work on the same two models.
 
 Run it with `torchrun --nproc-per-node 2 examples/gan.py`.
 """
@@ -13,7 +13,7 @@ import pardnn
 
 
 def critic_step(critic, generator, optimizer, real, noise):
-    """Tell real samples from made ones."""
+    """Train the critic to tell real samples from generated ones."""
     optimizer.zero_grad()
     found = critic(torch.cat([real, generator(noise).detach()]))
     wanted = torch.cat([torch.ones(len(real), 1), torch.zeros(len(noise), 1)])
@@ -24,7 +24,7 @@ def critic_step(critic, generator, optimizer, real, noise):
 
 
 def generator_step(critic, generator, optimizer, noise):
-    """Make samples that the critic takes for real ones."""
+    """Train the generator to make samples that the critic takes for real."""
     optimizer.zero_grad()
     loss = bce(critic(generator(noise)), torch.ones(len(noise), 1))
     loss.backward()
@@ -33,7 +33,7 @@ def generator_step(critic, generator, optimizer, noise):
 
 
 def trained(parallelize, steps=6):
-    """Return the losses of both, by turns."""
+    """Return the losses of both, alternating."""
     torch.manual_seed(0)
     critic = nn.Sequential(nn.Linear(8, 64), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(64, 1))
     generator = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))

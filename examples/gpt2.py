@@ -1,11 +1,11 @@
-"""GPT-2 of 51 million parameters, written by others, trained by an ordinary step."""
+"""A third-party GPT-2 with 51 million parameters, trained by an ordinary step."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def step(model, optimizer, tokens):
-    """One training step, as anybody would write it."""
+    """One training step, as anyone would write it."""
     optimizer.zero_grad()
     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     loss.backward()

@@ -1,8 +1,8 @@
-"""A model that fits no rank: it is built without data, and each rank initialises its own share.
+"""A model that fits on no rank: built without data, each rank initialises its own share.
 
     torchrun --nproc-per-node 2 examples/large.py
 
-Weights, gradients and Adam's moments take 64 MiB here, and each rank is given 40.
+Weights, gradients and Adam's moments take 64 MiB here, and each rank has 40 MiB.
 """
 
 import os
@@ -24,7 +24,7 @@ def step(model, optimizer, x, y):
 
 
 def build():
-    """Return the model, as any script builds it."""
+    """Return the model, built as in any script."""
     torch.manual_seed(0)
     layers = [each for _ in range(16) for each in (nn.Linear(512, 512), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(512, 1))

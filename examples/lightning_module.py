@@ -1,6 +1,6 @@
-"""Lightning's `Trainer` by manual optimisation: its loop and callbacks.
+"""Lightning's `Trainer` with manual optimisation, its loop and callbacks.
 
-torchrun --nproc-per-node 2 examples/lightning_module.py runs/a   # with a checkpoint, it goes on
+torchrun --nproc-per-node 2 examples/lightning_module.py runs/a   # resumes if there is a checkpoint
 """
 
 import sys
@@ -16,7 +16,7 @@ pardnn.connect()
 
 
 class Classifier(pl.LightningModule):
-    """A model, its optimizer and one training step, as Lightning wants them."""
+    """A model, its optimizer and one training step, as Lightning expects them."""
 
     def __init__(self):
         """Build the network."""
@@ -32,7 +32,7 @@ class Classifier(pl.LightningModule):
     @staticmethod
     @pardnn.parallelize
     def step(net, optimizer, x, y):
-        """Forward, backward and update."""
+        """Run forward, backward and the update."""
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
@@ -40,7 +40,7 @@ class Classifier(pl.LightningModule):
         return loss
 
     def training_step(self, batch, _number):
-        """Do one step."""
+        """Run one step."""
         self.losses.append(self.step(self.net, self.optimizers(), *batch).item())
 
 

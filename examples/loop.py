@@ -1,6 +1,6 @@
-"""A whole loop: warm-up, accumulation, clipping, validation, best model, stop and resume.
+"""A complete loop: warm-up, accumulation, clipping, validation, best model, stop and resume.
 
-Run it with `torchrun --nproc-per-node 2 examples/loop.py`; started again, it goes on where it was.
+Run it with `torchrun --nproc-per-node 2 examples/loop.py`; run it again to resume.
 """
 
 import os
@@ -14,7 +14,7 @@ import pardnn
 
 
 def step(model, optimizer, batches):
-    """One update from several batches."""
+    """Make one update from several batches."""
     optimizer.zero_grad()
     total = 0.0
     for x, y in batches:
@@ -27,21 +27,21 @@ def step(model, optimizer, batches):
 
 
 def validate(model, x, y):
-    """Loss and accuracy."""
+    """Return loss and accuracy."""
     logits = model(x)
     right = (logits.argmax(1) == y).float().mean()
     return nn.functional.cross_entropy(logits, y), right.item()
 
 
 def batches_of(epoch):
-    """Return an epoch's updates, each of two batches: the same whenever the epoch is begun."""
+    """Return an epoch's updates, two batches each: the same each time the epoch starts."""
     generator = torch.Generator().manual_seed(epoch)
     x = torch.randn(6, 2, 16, 8, generator=generator)
     return [list(zip(each, (each.sum(-1) > 0).long(), strict=True)) for each in x]
 
 
 def trained(directory, epochs=3):
-    """Return the losses of all updates that are made now."""
+    """Return the losses of all updates made in this run."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

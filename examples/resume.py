@@ -1,9 +1,9 @@
-"""Train, stop, go on: checkpoints with the position in the data, and the best model on the way.
+"""Train, stop, resume: checkpoints with the position in the data, and the best model so far.
 
     torchrun --nproc-per-node 2 examples/resume.py runs/a 7     # stops after 7 steps
-    torchrun --nproc-per-node 3 examples/resume.py runs/a       # goes on with other ranks
+    torchrun --nproc-per-node 3 examples/resume.py runs/a       # resumes on three ranks
 
-Losses are those of a run that never stopped; no sample is repeated or left out.
+Losses match those of an uninterrupted run; no sample is repeated or left out.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from torch import nn
 
 import pardnn
 
-BATCH, EVERY, STEPS = 8, 3, 14  # five batches an epoch
+BATCH, EVERY, STEPS = 8, 3, 14  # five batches per epoch
 
 
 def step(model, optimizer, x, y):
@@ -27,7 +27,7 @@ def step(model, optimizer, x, y):
 
 
 class Order(torch.utils.data.Sampler):
-    """Batches of row numbers in a new order each epoch; the position in them is its state."""
+    """Batches of row numbers in a new order each epoch; its state is the position in them."""
 
     def __init__(self, rows):
         self.rows, self.epoch, self.batch = rows, 0, 0
@@ -40,7 +40,7 @@ class Order(torch.utils.data.Sampler):
         self.epoch, self.batch = self.epoch + 1, 0
 
     def state_dict(self):
-        """Return what `extra` keeps."""
+        """Return what goes into `extra`."""
         return {"epoch": self.epoch, "batch": self.batch}
 
 
@@ -53,7 +53,7 @@ schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
 x, y = torch.randn(40, 16), torch.randn(40, 1)
 fast = pardnn.parallelize(step, model, optimizer, x[:BATCH], y[:BATCH])
 order = Order(len(x))
-# A generator of its own: a loader draws a seed as each epoch begins, and the step has dropout.
+# Its own generator: a loader draws a seed at the start of each epoch, and the step has dropout.
 data = torch.utils.data.TensorDataset(x, y)
 loader = torch.utils.data.DataLoader(data, batch_sampler=order, generator=torch.Generator())
 if (directory / "latest").exists():

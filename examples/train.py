@@ -1,4 +1,4 @@
-"""Three lines turn a training script into one for several ranks.
+"""Three changed lines make a training script run on several ranks.
 
 Run it with `torchrun --nproc-per-node 2 examples/train.py`.
 """

@@ -1,4 +1,4 @@
-"""An `accelerate` loop: its objects, its clipping, several batches an update.
+"""An `accelerate` loop with its own objects and clipping, and several batches per update.
 
 torchrun --nproc-per-node 2 examples/accelerate_loop.py
 """
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def update(accelerator, model, optimizer, batches):
-    """One update from several batches."""
+    """Make one update from several batches."""
     losses = []
     for x, y in batches:
         loss = nn.functional.cross_entropy(model(x), y)

@@ -1,6 +1,6 @@
 """Train a small GPT-2 with Hugging Face's `Trainer`.
 
-torchrun --nproc-per-node 2 examples/trainer.py runs/a     # with a checkpoint as well, it goes on
+torchrun --nproc-per-node 2 examples/trainer.py runs/a     # resumes if there is a checkpoint
 """
 
 import sys

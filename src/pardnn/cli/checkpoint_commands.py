@@ -10,17 +10,18 @@ import typer
 from pardnn.cli import options as opt
 from pardnn.cli.output import show as show_result
 
-app = typer.Typer(no_args_is_help=True, help="Look at, verify and export saved training state.")
+app = typer.Typer(no_args_is_help=True, help="Show, verify and export saved training state.")
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Given to --save.")]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory given to --save.")]
 Step = Annotated[
-    int | None, typer.Option("--step", min=0, help="Trained steps; the latest, if not given.")
+    int | None,
+    typer.Option("--step", min=0, help="Checkpoint after this many steps. Default: the latest."),
 ]
 
 
 @app.command()
 def show(directory: Directory, step: Step = None, as_json: opt.Json = False) -> None:
-    """Tell what a checkpoint holds and which steps there are."""
+    """Show what a checkpoint holds and which steps there are."""
     from pardnn.api.checkpoint import show_checkpoint
 
     show_result(show_checkpoint(directory, step), as_json, None)
@@ -28,7 +29,7 @@ def show(directory: Directory, step: Step = None, as_json: opt.Json = False) -> 
 
 @app.command()
 def verify(directory: Directory, step: Step = None, as_json: opt.Json = False) -> None:
-    """Read every byte and compare it with the checksums; exit 0 if all match, else 4."""
+    """Check every byte against the checksums; exit 0 if all match, else 4."""
     from pardnn.api.checkpoint import verify_checkpoint
 
     show_result(verify_checkpoint(directory, step), as_json, None)
@@ -40,14 +41,14 @@ def export(
     output: opt.Output,
     step: Step = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Argument name of one model; all, if not given.")
+        str | None, typer.Option("--model", help="Argument name of one model. Default: all.")
     ] = None,
     optimizer: Annotated[
-        bool, typer.Option("--optimizer", help="Write optimizer states too.")
+        bool, typer.Option("--optimizer", help="Also write optimizer states.")
     ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Write the whole model into one safetensors file, under the keys of its state dict."""
+    """Write the whole model to one safetensors file, under its state dict's keys."""
     from pardnn.api.checkpoint import export_checkpoint
 
     found = export_checkpoint(directory, output, step, model=model, optimizer=optimizer)

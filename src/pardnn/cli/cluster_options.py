@@ -14,41 +14,37 @@ if TYPE_CHECKING:
 
 Devices = Annotated[
     int | None,
-    typer.Option("--devices", help="Number of equal devices; else name a --cluster."),
+    typer.Option("--devices", help="Number of identical devices; or use --cluster."),
 ]
 MaxMemory = Annotated[
     str | None,
     typer.Option(
         "--max-memory",
-        help="Hard limit per device, such as 16GiB, or one each: 16GiB,8GiB. Default: that of "
+        help="Hard limit per device, such as 16GiB, or one for each: 16GiB,8GiB. Default: from "
         "--cluster, else none.",
     ),
 ]
 Bandwidth = Annotated[
     str | None,
-    typer.Option(
-        "--bandwidth", help="Of every link, such as 300GB/s (the default; run measures its ranks)."
-    ),
+    typer.Option("--bandwidth", help="Bandwidth of every link. Default: 300GB/s; run measures it."),
 ]
 Latency = Annotated[
     str | None,
-    typer.Option(
-        "--latency", help="Of every link, such as 25us (the default; run measures its ranks)."
-    ),
+    typer.Option("--latency", help="Latency of every link. Default: 25us; run measures it."),
 ]
 Links = Annotated[
     str | None,
     typer.Option(
         "--links",
-        help="independent (the default), or serial (that of run): a link carries one message at a "
-        "time.",
+        help="independent (the default), or serial (the default of run): one message at a time per "
+        "link.",
     ),
 ]
 ClusterChoice = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="Cluster file, PRESET[:K] such as dgx-v100:4, or this:K: K ranks of this machine.",
+        help="Cluster file, PRESET[:K] such as dgx-v100:4, or this:K: K ranks on this machine.",
     ),
 ]
 

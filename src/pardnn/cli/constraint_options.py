@@ -30,7 +30,7 @@ Forbids = Annotated[
     typer.Option(
         "--forbid",
         metavar="[NAME=]DEVICE[,DEVICE]",
-        help="Never run an op, tensor or layer:PATH, or anything, on these devices. Repeatable.",
+        help="Never run an op, tensor or layer:PATH (or anything) on these devices. Repeatable.",
     ),
 ]
 Together = Annotated[
@@ -42,7 +42,7 @@ Together = Annotated[
 Apart = Annotated[
     list[str] | None,
     typer.Option(
-        "--apart", metavar="NAME,NAME", help="Run no two of these on one device. Repeatable."
+        "--apart", metavar="NAME,NAME", help="Run no two of these on the same device. Repeatable."
     ),
 ]
 Layouts = Annotated[
@@ -50,20 +50,20 @@ Layouts = Annotated[
     typer.Option(
         "--layout",
         metavar="NAME=DIM|whole[@AXIS]",
-        help="Cut a tensor, or a layer's parameters, along this dim, or keep them whole, on this "
-        "mesh axis; default: all. Repeatable.",
+        help="Cut a tensor or a layer's parameters along this dim, or keep them whole, on this "
+        "mesh axis (default: all). Repeatable.",
     ),
 ]
 Pieces = Annotated[
     int | None,
-    typer.Option("--pieces", metavar="N", help="Cut the batch in N pieces, which `check` proves."),
+    typer.Option("--pieces", metavar="N", help="Cut the batch into N pieces; `check` proves it."),
 ]
 Prefers = Annotated[
     list[str] | None,
     typer.Option(
         "--prefer",
         metavar="NAME=DEVICE[,DEVICE]@TIME",
-        help="Run it there, unless the step is slower by more than this, such as 2ms. Repeatable.",
+        help="Run it there unless that slows the step by more than TIME, such as 2ms. Repeatable.",
     ),
 ]
 

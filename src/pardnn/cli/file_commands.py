@@ -31,19 +31,19 @@ def convert(
         str | None,
         typer.Option(
             "--to",
-            help="Format, where IN can become several: pardnn.plan/1, placement, msr-fiddle-split.",
+            help="Format, if there is a choice: pardnn.plan/1, placement, msr-fiddle-split.",
         ),
     ] = None,
     cluster_file: Annotated[
         Path | None,
-        typer.Option("--write-cluster", help="Where to write an msr-fiddle input's cluster."),
+        typer.Option("--write-cluster", help="File for the cluster of an msr-fiddle input."),
     ] = None,
     given: machines.ClusterOptions,
     reserve: opt.Reserve = 0.1,
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Read and write graphs, plans and placements in third-party formats."""
+    """Convert graphs, plans and placements between formats."""
     from pardnn.api.convert import ConvertOptions
     from pardnn.api.convert import convert as convert_file
 
@@ -68,7 +68,7 @@ def layout(
     output: opt.OptionalOutput = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Show how a plan that cuts ops lays out every weight and activation; -o draws it (SVG)."""
+    """Show how a cut plan lays out weights and activations. -o draws it (SVG)."""
     from pardnn import files
     from pardnn.api.simulate import check_plan
     from pardnn.plan.file import check_fingerprint
@@ -113,12 +113,12 @@ def report(
     output: opt.Output,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Show what `run --record` measured, too."),
+        typer.Option("--run", help="Also show what `run --record` measured."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a plan as one HTML page to look at, offline: times, memory, modules, messages."""
+    """Write a plan as one offline HTML page. Show times, memory, modules and messages."""
     from pardnn import files
     from pardnn.api.report import report as report_plan
     from pardnn.report.page.contents import ReportResult
@@ -144,7 +144,7 @@ def export(
         str,
         typer.Option(
             "--to",
-            help="perfetto, chrome, model-explorer, dot, mermaid, pp-csv (a pipeline).",
+            help="perfetto, chrome, model-explorer, dot, mermaid, or pp-csv (pipelines).",
             autocompletion=opt.one_of(
                 "perfetto", "chrome", "model-explorer", "dot", "mermaid", "pp-csv"
             ),
@@ -152,12 +152,12 @@ def export(
     ],
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Show what `run --record` measured, too."),
+        typer.Option("--run", help="Also show what `run --record` measured."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write a plan in the format of another tool."""
+    """Write a plan in another tool's format."""
     from pardnn import files
     from pardnn.api.report import export as export_plan
     from pardnn.report.export.result import ExportResult
@@ -176,7 +176,7 @@ def draw(
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Draw what each device computes over time, and what it holds (SVG)."""
+    """Draw what each device computes and holds over time (SVG)."""
     from pardnn import files
     from pardnn.api.draw import draw_plan
     from pardnn.plan.plan import planned_graph
@@ -199,11 +199,11 @@ def schema(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="A command, or a format such as pardnn.plan/1; all if absent."
+            metavar="NAME", help="A command, or a format such as pardnn.plan/1. Default: all."
         ),
     ] = None,
 ) -> None:
-    """Print the JSON Schema of the files and of every --json object."""
+    """Print the JSON Schema of all files and --json objects."""
     from pardnn.api.schemas import json_schemas
 
     found = json_schemas()

@@ -66,7 +66,7 @@ OptionalOutput = Annotated[
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="TARGET", help="Graph file, or FILE.py:FUNCTION, which returns (step, args)."
+        metavar="TARGET", help="Graph file, or FILE.py:FUNCTION that returns (step, args)."
     ),
 ]
 EntryPoint = Annotated[
@@ -109,8 +109,8 @@ Objective = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="What is made small: seconds of a step, its period (of a step among many, with losses "
-        "read later), or bytes between devices.",
+        help="What to minimise: seconds (of one step), period (time per step of many in a row, "
+        "with losses read later) or bytes (sent between devices).",
         autocompletion=one_of("seconds", "period", "bytes"),
     ),
 ]
@@ -130,30 +130,30 @@ Microbatches = Annotated[
     typer.Option(
         "--microbatches",
         metavar="N|auto",
-        help="Cut the batch in N pieces (auto: as many as are fastest). Default: whole.",
+        help="Cut the batch into N pieces (auto: the fastest number). Default: whole.",
     ),
 ]
 Recompute = Annotated[
     bool,
-    typer.Option("--recompute", help="Call ops a second time where that lets the step fit."),
+    typer.Option("--recompute", help="Run ops a second time where that lets the step fit."),
 ]
 Offload = Annotated[
     bool,
     typer.Option(
-        "--offload", help="Keep optimizer state on the host, as much as the step needs to fit."
+        "--offload", help="Keep as much optimizer state on the host as the step needs to fit."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed: same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,
     typer.Option(
         "--time-limit",
-        help="Seconds of search; then the best plan so far is taken. Default: no limit.",
+        help="Seconds after which the best plan so far is taken. Default: no limit.",
         callback=_seconds,
     ),
 ]
 _COSTS = (
-    "measured (timed on this machine, cached; runs the ops, of a graph file too) or a "
+    "measured (timed on this machine and cached; runs the ops, even of a graph file) or a "
     "preset: v100, k80, a100, h100, h200, cpu. Default: "
 )
 _costs = one_of("measured", "v100", "k80", "a100", "h100", "h200", "cpu")
@@ -161,7 +161,7 @@ CostChoice = Annotated[
     str | None,
     typer.Option(
         "--costs",
-        help=f"{_COSTS}the graph's own seconds, else measured of a step and a100 of a graph file.",
+        help=f"{_COSTS}the graph's own seconds, else measured for a step, a100 for a graph file.",
         autocompletion=_costs,
     ),
 ]
@@ -169,7 +169,7 @@ PlanCosts = Annotated[
     str | None,
     typer.Option(
         "--costs",
-        help=f"{_COSTS}as the plan was made, if that is known here; else the graph's own seconds, "
+        help=f"{_COSTS}as the plan was made, if known here; else the graph's own seconds, "
         "else a100.",
         autocompletion=_costs,
     ),
@@ -179,8 +179,8 @@ KeepState = Annotated[
     typer.Option(
         "--keep-state",
         metavar="GRAPH PLAN",
-        help="Leave parameters, buffers and optimizer states where this plan of another graph of "
-        "the model has them.",
+        help="Leave parameters, buffers and optimizer states where this plan for another graph of "
+        "the model put them.",
     ),
 ]
 StartPlan = Annotated[
@@ -192,11 +192,9 @@ StartPlan = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
-]
+Timeout = Annotated[float, typer.Option("--timeout", help="Longest wait for a rank, in seconds.")]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Run the step on one device too and compare.")
+    bool, typer.Option("--verify", help="Also run the step on one device and compare.")
 ]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
 

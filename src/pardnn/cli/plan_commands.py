@@ -26,7 +26,7 @@ def capture(
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Write the graph of one training step. Allocates no tensor data."""
+    """Write the graph of one training step. Allocate no tensor data."""
     from pardnn.api.capture import captured
     from pardnn.backends.entry_point import load_entry_point
     from pardnn.graph.file import write_graph
@@ -58,9 +58,9 @@ def plan(
     demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
-    """Decide where and in which order every op runs; check the plan; write it.
+    """Decide where and in which order every op runs. Check the plan and write it.
 
-    Ctrl-C ends the search: the best plan so far is checked and written, if there is one.
+    Ctrl-C ends the search: the best plan so far, if any, is checked and written.
     """
     from pardnn.api.advice import planned
     from pardnn.api.capture import opened
@@ -117,7 +117,7 @@ def check(
     constraints: steer.ConstraintsFile = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
+    """Verify a plan independently of how it was made. Exit 0 if it is valid, else 4."""
     from pardnn.api.simulate import plan_problems
     from pardnn.plan.file import check_fingerprint
     from pardnn.report.results import CheckResult
@@ -145,7 +145,7 @@ def simulate(
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Simulate a plan: its time, and peaks from its order or along a scheduler's times."""
+    """Simulate a plan's step time and memory peaks. --policy chooses the scheduler."""
     from pardnn.api.simulate import simulate as simulate_plan
 
     graph, found = opt.read_both(graph_file, plan_file)
@@ -160,12 +160,12 @@ def compare(
     *,
     given: machines.ClusterOptions,
     algorithms: Annotated[
-        str | None, typer.Option("--algorithms", help="Names, separated by commas.")
+        str | None, typer.Option("--algorithms", help="Comma-separated names.")
     ] = None,
     baselines: Annotated[
         bool,
         typer.Option(
-            "--baselines", help="Add ideal, small batch and swapping, estimated: none is run."
+            "--baselines", help="Add estimates that are not run: ideal, small batch, swapping."
         ),
     ] = False,
     reserve: opt.Reserve = 0.1,
@@ -179,7 +179,7 @@ def compare(
     demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
-    """Plan with several algorithms, side by side under one simulator."""
+    """Compare several algorithms under one simulator."""
     from pardnn.api.capture import opened
     from pardnn.api.max_batch import baselines_of
     from pardnn.planner.algorithms import ALGORITHMS, RECIPES, SHARDED, check_algorithm
@@ -219,7 +219,7 @@ def estimate(
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Tell whether the step fits, where the memory goes, and which limit would do."""
+    """Show whether a step fits and where its memory goes. Show which limit would do."""
     from pardnn.api.capture import opened
     from pardnn.planner.costs import costs_for
     from pardnn.planner.estimate import estimate as estimate_problem
@@ -251,7 +251,7 @@ def max_batch(
     demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
-    """Find the largest batch size that fits; FUNCTION takes a keyword batch_size."""
+    """Find the largest batch size that fits. FUNCTION takes a keyword batch_size."""
     from pardnn.api.max_batch import max_batch as find_max_batch
     from pardnn.backends.entry_point import load_entry_point
 

@@ -19,27 +19,27 @@ def explain(
         str | None,
         typer.Argument(
             metavar="OP|TENSOR|DEVICE|LAYER",
-            help="What to explain; with --memory a change such as +2GiB, with --time +1.",
+            help="What to explain; with --memory, a change such as +2GiB; with --time, +1.",
         ),
     ] = None,
     memory: Annotated[
-        bool, typer.Option("--memory", help="What holds each peak; +2GiB plans with more.")
+        bool, typer.Option("--memory", help="Show what makes up each peak; +2GiB plans with more.")
     ] = False,
     time: Annotated[
-        bool, typer.Option("--time", help="What the step's time goes to; +1 plans a device more.")
+        bool, typer.Option("--time", help="Show where the time goes; +1 plans with another device.")
     ] = False,
     layers: Annotated[
         bool,
-        typer.Option("--layers", help="Each layer's cost, and what half of it would bring."),
+        typer.Option("--layers", help="Show each layer's cost and the gain from halving it."),
     ] = False,
     algorithm: Annotated[
         str | None,
-        typer.Option("--algorithm", help="Of plans made anew. Default: the best of its kind."),
+        typer.Option("--algorithm", help="For new plans. Default: the best of the plan's kind."),
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Say why a plan is as it is, and what other decisions would cost."""
+    """Explain a plan, and what other decisions would cost."""
     from pardnn.explain.ask import ask
     from pardnn.report.explained_text import explained_text
     from pardnn.report.progress import status
@@ -60,12 +60,12 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="B", help="Another plan file.")],
     graph_file: Annotated[Path, typer.Option("--graph", help="Graph file of the plans.")],
     other_file: Annotated[
-        Path | None, typer.Option("--other-graph", help="Graph file of B, if it is another one.")
+        Path | None, typer.Option("--other-graph", help="Graph file of B, if different.")
     ] = None,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Say how plan B differs from plan A: what moved, and what each move brings alone."""
+    """Show how plan B differs from plan A. Show what moved and what each move gains."""
     from pardnn.explain.differences import differences
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan

@@ -30,31 +30,29 @@ def run(
     steps: opt.Steps = 5,
     timeout: opt.Timeout = 60.0,
     verify: opt.Verify = False,
-    save: Annotated[
-        Path | None, typer.Option("--save", help="Directory of the run's checkpoints.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Directory for checkpoints.")] = None,
     every: Annotated[
         int | None,
-        typer.Option("--every", min=1, help="Save every N steps; else after the last one."),
+        typer.Option("--every", min=1, help="Save every N steps. Default: after the last one."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", help="Checkpoints that stay; all, if not given.")
+        int | None, typer.Option("--keep", help="Number of checkpoints to keep. Default: all.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the latest checkpoint in --save.")
+        bool, typer.Option("--resume", help="Resume from the latest checkpoint in --save.")
     ] = False,
     on_signal: Annotated[
         OnSignal | None,
         typer.Option(
             "--on-signal",
-            help="At SIGTERM or Ctrl-C: `save` after the step in hand and end, or `stop` there.",
+            help="On SIGTERM or Ctrl-C, end after the current step: `save` first, or just `stop`.",
         ),
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
             "--record",
-            help="Write what ranks measure of each op; the report shows it.",
+            help="Write each op's measured times, for the report.",
             callback=opt.writable,
         ),
     ] = None,
@@ -73,7 +71,7 @@ def run(
     demands: steer.Demands,
     as_json: opt.Json = False,
 ) -> None:
-    """Train for some steps on K ranks of this machine, under hard memory limits."""
+    """Train on K ranks on this machine, under hard memory limits."""
     from pardnn.api.run import run_target
     from pardnn.checkpoint.options import save_options
 
@@ -106,11 +104,11 @@ def code(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="From 0; all ranks if absent, with -o or --run.")
+        int | None, typer.Option("--rank", help="Rank, from 0. Default, with -o or --run: all.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File of one rank, or folder of all (rank0.py ...)."),
+        typer.Option("-o", "--output", help="File for one rank, or folder for all (rank0.py ...)."),
     ] = None,
     target: Annotated[
         str | None,
@@ -118,7 +116,7 @@ def code(
     ] = None,
     edited: Annotated[
         Path | None,
-        typer.Option("--edited", help="Run the files of this folder, that `code` wrote before."),
+        typer.Option("--edited", help="Run the files in this folder, written earlier by `code`."),
     ] = None,
     steps: opt.Steps = 5,
     timeout: opt.Timeout = 60.0,
@@ -127,7 +125,7 @@ def code(
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Print what a rank runs as Python, with your lines as comments; --run trains with it."""
+    """Print what a rank runs as Python. Your lines are comments; --run trains with it."""
     from pardnn.api.code import code as code_of
     from pardnn.api.code import edited_code, run_code, write_code
     from pardnn.report.export.code_text import code_text
@@ -187,20 +185,21 @@ def _check_code(
 def profile(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="FILE.py:FUNCTION", help="Whose step is timed.")
+        str | None,
+        typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (step, args)."),
     ] = None,
-    links: Annotated[bool, typer.Option("--links", help="Measure the links instead.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Measure links instead.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Cluster file, of --links under torchrun."),
+        typer.Option("-o", "--output", help="Cluster file to write (--links under torchrun)."),
     ] = None,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure op costs, or links between local ranks, into the cache.
+    """Measure and cache op costs, or links between local ranks.
 
-    Under torchrun, `--links` measures every two of its ranks, and `-o` writes them as a cluster.
+    Under torchrun, `--links` measures every pair of ranks, and `-o` writes a cluster file.
     """
     from pardnn.api.capture import graph_of, opened
     from pardnn.api.profile import is_of_torchrun, profiled, profiled_links, profiled_rank_links
@@ -227,7 +226,7 @@ def profile(
 
 
 def doctor(as_json: opt.Json = False) -> None:
-    """Tell what this machine has and what will work on it."""
+    """Show what this machine has and what will work on it."""
     from pardnn.api.doctor import examine
 
     show(examine(), as_json, None)
