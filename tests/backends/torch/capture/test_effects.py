@@ -49,6 +49,7 @@ def test_what_records_have_beside_their_message_is_told() -> None:
         adapter = logging.LoggerAdapter(logging.getLogger("mine"), {"run": "first", "norm": None})
         adapter.warning("step %d", i)
         log.warning("", extra={"run": {"at": [i]}, "norm": loss.item()})
+        log.warning("here", extra={"run": "", "norm": ""}, stack_info=True)
         try:
             raise KeyError(i)
         except KeyError:
@@ -56,7 +57,7 @@ def test_what_records_have_beside_their_message_is_told() -> None:
 
     log, handler = logging.getLogger("mine"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(run)s %(norm)s %(message)s"))
-    handler.emit = lambda record: print(handler.format(record))
+    handler.emit = lambda record: print(handler.format(record).partition("\nStack")[:2])
     log.addHandler(handler)
     try:
         assert_as_eager(lambda: telling(tell, 0), lambda i: {4: i})

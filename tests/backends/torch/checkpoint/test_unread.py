@@ -319,12 +319,13 @@ def test_who_loads_is_told_of_objects_that_calls_had_left(
 ) -> None:
     def made(value: Any = None) -> models.Entry:
         step, args = adding("sgd")
-        held = SimpleNamespace(value=value)
+        held = SimpleNamespace(value=value, loss=None)
 
         def keeping(*args):
+            loss = step(*args)
             if args[-1] % 3 == 2:
-                held.value = SimpleNamespace(rate=0.5)
-            return step(*args) * (held.value.rate if held.value else 1.0)
+                held.value, held.loss = SimpleNamespace(rate=0.5), loss.detach()
+            return loss * (held.value.rate if held.value else 1.0)
 
         return keeping, args
 
@@ -340,6 +341,7 @@ def test_who_loads_is_told_of_objects_that_calls_had_left(
     assert called(fast, args, range(5, CALLS)) == losses[5:]
     fast.close()
     assert told[1] == []
+    assert len(told[0]) == 1, "tensors are state"
     assert "left 'SimpleNamespace' in held.value, which a checkpoint cannot hold" in told[0][0]
     assert "'NoneType' here" in told[0][0]
 

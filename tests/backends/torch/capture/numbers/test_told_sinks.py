@@ -280,6 +280,20 @@ def test_a_module_that_is_told_is_refused(*, is_held: bool) -> None:
     assert not holder.tracker.rows
 
 
+@pytest.mark.usefixtures("_tracker")
+def test_a_function_whose_result_is_used_is_not_told() -> None:
+    tracker = importlib.import_module("trackerlib")
+    tracker.log = types.FunctionType(_halved.__code__, vars(tracker), "log")
+    tracker.log.__module__ = "trackerlib"
+    tracker.log.__code__ = _halved.__code__.replace(co_filename=tracker.__file__)
+    step, args = telling(lambda loss, model: tracker.log(loss) * 2)
+    capture(step, *args)
+
+
+def _halved(value: Any) -> Any:
+    return value / 2
+
+
 def test_a_step_that_saves_is_refused(tmp_path: Path) -> None:
     step, args = telling(lambda loss, model: torch.save(model.state_dict(), tmp_path / "m.pt"))
     with pytest.raises(UnsupportedError, match=r"fast.save\(path\)") as caught:
