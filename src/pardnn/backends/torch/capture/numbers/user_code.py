@@ -37,6 +37,7 @@ from pardnn.backends.torch.capture.numbers.texts import Texts
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
 from pardnn.backends.torch.ops.host_scalars import choose, node_of
 from pardnn.backends.torch.ops.number_texts import PERCENT
+from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import shown
 
 #: One conversion of `%`: its flags, width and precision, and its type.
@@ -233,7 +234,7 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
     if record.exc_info:
         given["exc_text"] = logging.Formatter().formatException(record.exc_info)
     if record.stack_info:
-        given["stack_info"] = record.stack_info
+        given["stack_info"] = _users_stack(record.stack_info)
     for key, each in given.items():
         if not is_told(each):
             raise error_at(
@@ -245,6 +246,12 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
                 "E802",
             )
     return given
+
+
+def _users_stack(text: str) -> str:
+    """Return a stack of calls without those of libraries, which capture makes others of."""
+    title, *calls = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
+    return title + "".join(each for each in calls if not is_library_file(each.split('"')[1]))
 
 
 def _argument(arg: Any, kind: str) -> Any:
