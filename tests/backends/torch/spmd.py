@@ -236,6 +236,9 @@ def compared(what: str, value: Any, whole: Any, plan: Plan, name: str, device: i
     block = narrowed(whole, block_of(whole.shape, plan.partition.sharding[name], plan, device))
     if block.shape != value.shape or block.dtype != value.dtype:
         return [f"{what}: {value.dtype}{value.shape} and not {block.dtype}{block.shape}"]
+    if block.is_complex():
+        parts = (torch.view_as_real(each.resolve_conj()) for each in (block, value, whole))
+        block, value, whole = parts
     if not block.is_floating_point():
         return [] if torch.equal(block, value) else [f"{what}: other values"]
     if not block.numel() or "empty" in what:
