@@ -122,10 +122,10 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """What was demanded of the placement, by numbers of `planned`; of cut ops nothing is."""
-        demanded = placing(self.plan.constraints or ())
-        k = self.plan.num_devices
-        return named(demanded, self.graph, self.planned, self.cluster, k)
+        """What was demanded of the placement, by numbers of `planned`."""
+        demanded, partition = placing(self.plan.constraints or ()), self.plan.partition
+        k, width = self.plan.num_devices, 1 if partition is None else partition.mesh.size
+        return named(demanded, self.graph, self.planned, self.cluster, k, width)
 
     def constraints_on(self, ops: Sequence[int]) -> list[Named]:
         """Return the constraints on some ops, or on what must be with them."""

@@ -12,8 +12,10 @@
 `what` are names of ops, tensors and layers, "op:NAME", "tensor:NAME", "layer:PATH", or the name
 alone, which is looked for in this order. A tensor stands for the op that makes it, which is where
 it lies; a layer for all that works for it: parameters, gradients, optimizer states and updates.
-Of a batch in pieces and of second calls every call is meant. Of layouts an op stands for what it
-makes, and a layer for its parameters; those without the dim are not meant.
+Of a batch in pieces and of second calls every call is meant. An op that is cut inside of a submesh
+is on all devices of it: a pin has to name all of these, and ops are together on one submesh. Of
+layouts an op stands for what it makes, and a layer for its parameters; those without the dim are
+not meant.
 
 With a price a constraint is a wish: a plan that does not meet it counts as so many seconds slower.
 """
@@ -238,11 +240,13 @@ class Named(NamedTuple):
         constraint: As it was given.
         members: Numbers of the ops that each name stands for; all ops where there is no name.
         devices: Numbers.
+        width: Devices of a submesh, on which ops are together; 1 where ops are whole.
     """
 
     constraint: Constraint
     members: tuple[tuple[int, ...], ...]
     devices: frozenset[int]
+    width: int = 1
 
 
 class Names:
@@ -329,15 +333,17 @@ def named(
     planned: Graph,
     cluster: Cluster | None,
     num_devices: int,
+    width: int = 1,
 ) -> tuple[Named, ...]:
     """Return what constraints mean by numbers.
 
     Args:
         constraints: Of the user.
         graph: The step, whose names they use.
-        planned: The graph whose ops are placed: itself, in pieces, with second calls.
+        planned: The graph whose ops are placed: itself, in pieces, with second calls, cut.
         cluster: Names the devices; None: they have numbers alone.
         num_devices: How many there are.
+        width: Devices of a submesh, if ops are cut inside of submeshes.
 
     Raises:
         UsageError: E245, if a name or a device is not there.
@@ -350,6 +356,7 @@ def named(
             each,
             tuple(names.ops(name, each) for name in each.what) or (everything,),
             frozenset(_device(each, name, index, num_devices) for name in each.devices),
+            width,
         )
         for each in constraints
     )

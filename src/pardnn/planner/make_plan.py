@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pardnn.errors import InfeasibleError, Terminated, UsageError, shown
+from pardnn.errors import InfeasibleError, Terminated, UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.plan.check import check_plan
@@ -17,24 +17,9 @@ from pardnn.plan.constraints import cutting, hard, placing
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
 from pardnn.plan.state_in_place import check_state_kept
-from pardnn.planner.algorithms import (
-    AUTO,
-    BEFORE,
-    BEST,
-    BEST_WHOLE,
-    CUTS,
-    OF_PERIOD,
-    RULES,
-    SHARDED,
-    SMALL_OPS,
-    STAGED,
-    algorithms_to_try,
-    is_polished,
-    mixed_parts,
-    solvers_to_try,
-)
+from pardnn.planner.algorithms import AUTO, SHARDED, is_polished, solvers_to_try
 from pardnn.planner.costs import communication_ratio
-from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
+from pardnn.planner.kept_state import check_state, kept, with_state
 from pardnn.planner.microbatches.cut_pieces import (
     NO_BATCH,
     better_cut_pieces,
@@ -47,11 +32,16 @@ from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
-from pardnn.planner.sharded.decide import can_shard, may_shard
 from pardnn.planner.steering.conflicts import steered, with_constraints
 from pardnn.planner.steering.constrained import constrained, refused
 from pardnn.planner.steering.wishes import decide_wished
-from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
+from pardnn.planner.submesh.decide import (
+    better_mixed,
+    decide_mixed,
+    demanded_parts,
+    may_mix,
+)
+from pardnn.planner.to_run import algorithms_of
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
@@ -133,13 +123,10 @@ def _decided(problem: Problem) -> Outcome:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
     """
     problem = steered(problem)
-    algorithm, pieces = problem.options.algorithm, problem.options.microbatches
-    pair = mixed_parts(algorithm)
+    pair, pieces = demanded_parts(problem.options), problem.options.microbatches
     try:
         if pair is not None:
-            return _best_of(
-                problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once)
-            )
+            return _inside_submeshes(problem, *pair)
         names = algorithms_of(problem)
         if pieces in (None, 1):
             return _best_of(problem, names)
@@ -153,6 +140,18 @@ def _decided(problem: Problem) -> Outcome:
         raise refused(demanded[:1], "cannot hold together", f"\n{error.message}") from None
 
 
+def _inside_submeshes(problem: Problem, cut: str, placement: str) -> Outcome:
+    """Return the best plan of a cut inside of submeshes; what is demanded is of its columns."""
+    demanded = problem.options.constraints
+
+    def decide(each: Problem, _: Sequence[str]) -> Outcome:
+        each = each.with_options(constraints=demanded) if demanded else each
+        return decide_mixed(each, cut, placement, best_once)
+
+    free = problem.with_options(constraints=()) if demanded else problem
+    return _best_of(free, (f"{cut}*{placement}",), decide)
+
+
 def _microbatched(problem: Problem, names: Sequence[str]) -> Outcome:
     """Return the best plan of a batch in pieces, of placements and cuts."""
     failure: InfeasibleError | None = None
@@ -162,7 +161,8 @@ def _microbatched(problem: Problem, names: Sequence[str]) -> Outcome:
     except InfeasibleError as error:
         failure = error
     if may_mix(problem):
-        best = better_cut_pieces(problem, best, _best_of)
+        if not placing(problem.options.constraints):
+            best = better_cut_pieces(problem, best, _best_of)
         best = best and better_mixed(problem, best, best_once)
     if best is None:
         assert failure is not None
@@ -229,81 +229,6 @@ def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     devices = problem.cluster.num_devices
     solvers = solvers_to_try(problem.options.algorithm, num_ops, devices) if may_solve else ()
     return decide_best(problem, names, polish=polish, solvers=solvers)
-
-
-def _may_cut(problem: Problem) -> bool:
-    """Whether a plan may cut ops; an engine with its own scheduler runs whole ones."""
-    return problem.options.policy == "order" and may_shard(problem.graph, problem.cluster)
-
-
-def _pipelines(problem: Problem) -> tuple[str, ...]:
-    """Return what `auto` tries of the whole batch that keeps devices busy one after the other."""
-    options, graph = problem.options, problem.graph
-    is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
-    is_plain = not (options.recompute or options.offload) and options.policy == "order"
-    if not (is_best and is_plain and len(graph.ops) <= SMALL_OPS):
-        return ()
-    in_a_row = OF_PERIOD if options.objective == "period" else ()
-    return (*(STAGED if can_shard(graph) else ()), *in_a_row)
-
-
-def _near_start(problem: Problem) -> tuple[str, ...]:
-    """Return the algorithms to run near a plan to start from."""
-    algorithm, start = problem.options.algorithm, problem.start
-    if problem.options.objective == "period":
-        raise UsageError(
-            "near a plan to start from plans are compared by the makespan alone, not by the "
-            "period yet; use the objective seconds."
-        )
-    cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
-    return cuts if start is not None and start.partition is not None else (BEFORE, "pardnn")
-
-
-def algorithms_of(problem: Problem) -> tuple[str, ...]:
-    """Return the algorithms to run: those whose plans can leave state where it is.
-
-    Raises:
-        UsageError: E225, if the algorithm asked for makes none.
-    """
-    graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
-    if problem.start is not None:
-        return _near_start(problem)
-    demanded = problem.options.constraints
-    names, constraints = algorithms_to_try(algorithm, len(graph.ops)), placing(demanded)
-    laid_out = [each for each in hard(demanded) if each.kind == "layout"]
-    if state is not None and laid_out:
-        raise UsageError(
-            f"state stays where it lies, and constraint {shown(str(laid_out[0]))} is of layouts.\n"
-            "Plan without one of them.",
-            code="E225",
-        )
-    if cutting(demanded):
-        return (algorithm,) if algorithm in SHARDED else ("tofu",)
-    kind = None if state is None else kind_of_plan(graph, state)
-    if kind == "cut" and constraints:
-        raise UsageError(
-            f"the state lies cut over all devices, and constraint {str(constraints[0])!r:.120} is "
-            "of whole ops: no such plan leaves it where it is.\nPlan without constraints.",
-            code="E225",
-        )
-    if kind == "cut":
-        names = names if algorithm in SHARDED else ("tofu",)
-    elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
-        names = (*names, "tofu", *CUTS, *RULES)
-    if kind is None and not constraints:
-        names = (*names, *_pipelines(problem))
-    is_free = algorithm == BEST or mixed_parts(algorithm)  # these tell for themselves
-    if kind is not None and not is_free and (algorithm in SHARDED) != (kind == "cut"):
-        cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
-        lies = "whole on single devices" if kind == "whole" else "cut over all devices"
-        raise UsageError(
-            f"{algorithm} {cuts} ops, but the state lies {lies}: no such plan leaves it where it "
-            f"is.\nUse {other}, or auto.",
-            code="E225",
-        )
-    if state is not None and algorithm in (BEST, BEST_WHOLE) and kind != "cut":
-        return (names[0], BEFORE, *names[1:])
-    return names
 
 
 @collector_paused()

@@ -22,11 +22,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.plan.constraints import cutting, placing
 from pardnn.plan.pieces import Pieces
-from pardnn.planner.algorithms import BEST
+from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
+from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
@@ -125,12 +127,23 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
 
 
 def may_mix(problem: Problem) -> bool:
-    """Whether `auto` tries mixed plans: of steps in pieces, where nothing is fixed."""
+    """Whether `auto` tries mixed plans: of steps in pieces, where no state and no start is."""
     options = problem.options
-    is_free = problem.state is None and problem.start is None and not options.constraints
+    is_free = problem.state is None and problem.start is None
     is_plain = not (options.recompute or options.offload) and options.policy == "order"
     asks = options.algorithm == BEST and options.microbatches not in (None, 1)
     return asks and is_free and is_plain and can_shard(problem.graph)
+
+
+def demanded_parts(options: PlanOptions) -> tuple[str, str] | None:
+    """Return the cut and the placement of a mixed plan that is asked for; None if none is.
+
+    It is asked for by its name, or by constraints that cut tensors and place ops, which `auto`
+    cannot meet otherwise.
+    """
+    demanded = options.constraints
+    is_both = options.algorithm == BEST and cutting(demanded) and placing(demanded)
+    return ("tofu", "pardnn") if is_both else mixed_parts(options.algorithm)
 
 
 class Mix(NamedTuple):
@@ -150,11 +163,12 @@ _Cutter = Callable[[int], tuple[Pieces | None, Problem]]
 
 
 def _cutter(problem: Problem) -> _Cutter:
-    """Return what cuts a batch, once for each number of pieces."""
+    """Return what cuts a batch, once for each number of pieces; constraints are for columns."""
+    free = problem.with_options(constraints=()) if problem.options.constraints else problem
 
     @functools.cache
     def cut(count: int) -> tuple[Pieces | None, Problem]:
-        pieces, cut = (None, problem) if count == 1 else problem_in_pieces(problem, count, 1)
+        pieces, cut = (None, free) if count == 1 else problem_in_pieces(free, count, 1)
         return pieces, dataclasses.replace(cut, log=SearchLog())
 
     return cut

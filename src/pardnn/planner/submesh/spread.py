@@ -33,9 +33,9 @@ from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.planner.sharded.complete import ShardedPlan, check_fixed
 from pardnn.planner.submesh.columns import Columns, columns_of
-from pardnn.planner.submesh.submeshes import part_of
+from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
@@ -61,15 +61,25 @@ def cut_of_submesh(problem: Problem, cut: Problem, algorithm: str, size: int) ->
         algorithm: A key of `SHARDED`.
         size: Devices of a submesh.
 
+    Returns:
+        What the local ops can carry out (see `legalize`).
+
     Raises:
+        InfeasibleError: E301, if it has no cut with the layouts that are demanded.
         UsageError: E226, E228 or E229, if it has no such cut.
     """
-    inside, search = part_of(problem.cluster, range(size)), SHARDED[algorithm]
+    inside, search = inside_of_submesh(problem, cut, size), SHARDED[algorithm]
+    fixed, cluster = layouts_inside(inside), inside.cluster
     if algorithm == "tofu":
-        return search(cut.graph, inside, "seconds", costs=cut.costs)
-    sharding = search(problem.graph, inside)
-    is_whole = cut.graph is problem.graph
-    return sharding if is_whole else in_pieces(problem.graph, cut.graph, sharding)
+        sharding = search(cut.graph, cluster, "seconds", costs=cut.costs, fixed=fixed)
+    else:
+        whole = layouts_inside(inside_of_submesh(problem, problem, size))
+        sharding = search(problem.graph, whole or cluster)
+        if cut.graph is not problem.graph:
+            sharding = in_pieces(problem.graph, cut.graph, sharding)
+    legal = legalize(cut.graph, sharding)
+    check_fixed(inside, legal)
+    return legal
 
 
 def placed_on_submeshes(
@@ -87,7 +97,7 @@ def placed_on_submeshes(
         problem: The step.
         cut: The same with its batch in pieces; the same problem where it is whole.
         pieces: The pieces; None where it is whole.
-        sharding: Of the graph of the pieces, over the mesh of a submesh.
+        sharding: From `cut_of_submesh`.
         name: Of what places whole ops.
         decide: Runs it on a problem.
         below: Seconds; columns are not placed that compute for as long.
@@ -95,8 +105,8 @@ def placed_on_submeshes(
     Raises:
         InfeasibleError: E301, if no plan fits, or the columns compute for too long.
     """
-    columns = columns_of(problem, cut, legalize(cut.graph, sharding))
-    column = columns.column
+    columns = columns_of(problem, cut, sharding)
+    column = on_submeshes(problem, columns.column, sharding.mesh.size)
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
     if least >= below:
         raise TooManyPiecesError(f"each device computes for {least:.4g} s")
