@@ -41,6 +41,7 @@ from pardnn.planner.submesh.decide import (
     demanded_parts,
     may_mix,
 )
+from pardnn.planner.submesh.near import decide_mixed_near, starts_mixed
 from pardnn.planner.to_run import algorithms_of
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import PlanResult
@@ -125,6 +126,8 @@ def _decided(problem: Problem) -> Outcome:
     problem = steered(problem)
     pair, pieces = demanded_parts(problem.options), problem.options.microbatches
     try:
+        if starts_mixed(problem):
+            return decide_mixed_near(problem, best_once, _decided)
         if pair is not None:
             return _inside_submeshes(problem, *pair)
         names = algorithms_of(problem)

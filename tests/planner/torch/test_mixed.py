@@ -342,10 +342,57 @@ def test_what_other_steps_hold_leaves_a_mixed_plan_less_room() -> None:
         make_plan(Problem(graph(), cluster, costs, options, full))
 
 
-def test_a_mixed_plan_is_no_start() -> None:
-    with pytest.raises(UsageError, match="not started from yet") as caught:
-        pardnn.plan(graph(), islands(2, 2), costs="v100", start=planned())
+def started(start: Plan, cluster: Cluster, step: Graph | None = None, **options: Any) -> Plan:
+    return pardnn.plan(step or graph(), cluster, reserve=0.0, costs="v100", start=start, **options)
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.makespan_s
+
+
+def test_a_mixed_plan_to_start_from_is_kept_or_becomes_faster() -> None:
+    start = planned("tofu*pardnn", None)
+    found = started(start, islands(2, 2))
+    assert found.algorithm == start.algorithm
+    assert seconds(found) <= seconds(start)
+    assert found.partition == start.partition
+    again = started(found, islands(2, 2))
+    assert seconds(again) <= seconds(found)
+    assert "ops run where it had them" in " ".join(again.notes)
+    with pytest.raises(UsageError, match="cuts ops inside of submeshes") as caught:
+        started(start, islands(2, 2), algorithm="heft")
     assert caught.value.code == "E249"
+
+
+def test_a_mixed_plan_is_repaired_for_other_devices_limits_steps_and_demands() -> None:
+    wide = pardnn.plan(graph(), islands(3, 2), "tofu*pardnn", reserve=0.0, costs="v100")
+    fewer = started(wide, islands(2, 2))
+    assert fewer.partition is not None
+    assert wide.partition is not None
+    assert fewer.partition.submeshes == 2
+    weights = [op.name for op in graph().ops if op.kind == "parameter"]
+    laid = [plan.partition.sharding for plan in (wide, fewer) if plan.partition]
+    assert all(laid[0][name] == laid[1][name] for name in weights)
+    assert "on devices that are gone" in " ".join(fewer.notes)
+    longer = started(wide, islands(3, 2), graph(depth=5))
+    assert longer.partition is not None
+    assert all(longer.partition.sharding[name] == laid[0][name] for name in weights)
+    pinned = started(wide, islands(3, 2), constraints=[pardnn.pin("layer:model.3", 0, 1)])
+    assert devices(pinned, "model.3") == {0, 1}
+    alone = started(wide, Cluster.uniform(3))
+    assert "planned from scratch" in " ".join(alone.notes)
+
+
+def test_a_mixed_plan_to_start_from_fits_a_new_limit() -> None:
+    start = planned("tofu*pardnn", None)
+    assert start.predicted is not None
+    limit = max(start.predicted.peak_bytes) * 9 // 10
+    small = tuple(dataclasses.replace(each, memory=limit) for each in islands(2, 2).devices)
+    found = started(start, dataclasses.replace(islands(2, 2), devices=small))
+    assert found.predicted is not None
+    assert max(found.predicted.peak_bytes) <= limit
+    assert found.partition is not None
 
 
 def test_auto_takes_a_mixed_plan_where_it_is_fastest() -> None:
