@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.submesh.columns import columns_of
+from pardnn.planner.submesh.near import decide_mixed_near
 from pardnn.planner.submesh.spread import cut_of_submesh
 from pardnn.planner.submesh.submeshes import part_of, submesh_sizes
 
@@ -247,8 +249,8 @@ def test_ops_cut_inside_of_submeshes_are_where_constraints_let_all_their_devices
     assert set(steered(pardnn.forbid(1)).placement.values()) == {2, 3}
     apart = steered(pardnn.apart("layer:model.0", "layer:model.1"))
     assert not devices(apart, "model.0") & devices(apart, "model.1")
-    met = pardnn.pin("layer:model.0", 0, 1), pardnn.together("layer:model.0", "layer:model.3")
-    assert devices(steered(*met), "model.3") == {0, 1}
+    met = pardnn.pin("layer:model.0", 2, 3), pardnn.together("layer:model.0", "layer:model.3")
+    assert devices(steered(*met), "model.3") == {2, 3}
 
 
 def test_the_checker_tells_which_of_them_a_mixed_plan_breaks() -> None:
@@ -278,6 +280,15 @@ def test_auto_cuts_inside_of_submeshes_where_layouts_and_devices_are_demanded() 
     assert odd.value.code == "E303"
     assert "model.1" not in odd.value.message
     assert steered(one_device, algorithm="auto").partition is None
+
+
+def test_a_recipe_that_cuts_otherwise_than_is_demanded_is_told_from_the_search() -> None:
+    layout = pardnn.fix_layout("model.0.up.weight", 1)
+    with pytest.raises(InfeasibleError, match=r"Use tofu\*pardnn, which does, or auto"):
+        steered(layout, algorithm="megatron*heft")
+    plan = steered(layout, algorithm="tofu*pardnn")
+    assert plan.partition is not None
+    assert plan.partition.sharding["model.0.up.weight"] == ("Shard(1)",)
 
 
 def test_constraints_that_no_submesh_meets_are_told() -> None:
@@ -357,9 +368,17 @@ def test_a_mixed_plan_to_start_from_is_kept_or_becomes_faster() -> None:
     assert found.algorithm == start.algorithm
     assert seconds(found) <= seconds(start)
     assert found.partition == start.partition
-    again = started(found, islands(2, 2))
-    assert seconds(again) <= seconds(found)
-    assert "ops run where it had them" in " ".join(again.notes)
+    assert "ops run where it had them" in " ".join(found.notes)
+    costs = preset_costs(graph(), "v100", ("accelerator",))
+    problem = Problem(graph(), islands(2, 2), costs, PlanOptions(reserve=0.0), start=start)
+
+    def nothing(*_: Any) -> Any:
+        raise InfeasibleError("no placement of columns")
+
+    kept = decide_mixed_near(problem, nothing, nothing)
+    assert kept.sharded is not None
+    assert kept.sharded.plan.order == start.order
+    assert kept.sharded.plan.placement == start.placement
     with pytest.raises(UsageError, match="cuts ops inside of submeshes") as caught:
         started(start, islands(2, 2), algorithm="heft")
     assert caught.value.code == "E249"
@@ -378,6 +397,12 @@ def test_a_mixed_plan_is_repaired_for_other_devices_limits_steps_and_demands() -
     longer = started(wide, islands(3, 2), graph(depth=5))
     assert longer.partition is not None
     assert all(longer.partition.sharding[name] == laid[0][name] for name in weights)
+    known = re.search(r"of (\d+) ops run where it had them; (\d+) others", str(longer.notes))
+    assert known is not None
+    assert int(known[1]) > 2 * int(known[2]) > 0
+    laid_out = started(wide, islands(3, 2), constraints=[pardnn.fix_layout(weights[0], 1)])
+    assert laid_out.partition is not None
+    assert laid_out.partition.sharding[weights[0]] == ("Shard(1)",)
     pinned = started(wide, islands(3, 2), constraints=[pardnn.pin("layer:model.3", 0, 1)])
     assert devices(pinned, "model.3") == {0, 1}
     alone = started(wide, Cluster.uniform(3))
