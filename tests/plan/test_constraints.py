@@ -175,8 +175,8 @@ def test_an_uncut_plan_has_all_whole() -> None:
 
 
 def test_which_demands_are_of_places_and_which_cut() -> None:
-    cut, whole, wish = fix_layout("x", 0), fix_layout("x", "whole"), prefer(pin("x", 0), 1.0)
-    asked = (cut, whole, wish, pin("x", 0), fix_layout("x", 0, 0), fix_pieces(3))
+    cut, whole, preferred = fix_layout("x", 0), fix_layout("x", "whole"), prefer(pin("x", 0), 1.0)
+    asked = (cut, whole, preferred, pin("x", 0), fix_layout("x", 0, 0), fix_pieces(3))
     assert cutting(asked) == (cut, asked[4])
     assert placing(asked) == (asked[3],)
 

@@ -15,7 +15,7 @@ it lies; a layer for all that works for it: parameters, gradients, optimizer sta
 Of a batch in pieces and of second calls every call is meant. Of layouts an op stands for what it
 makes, and a layer for its parameters; those without the dim are not meant.
 
-With a price a constraint is a wish: a plan that does not meet it counts as so many seconds slower.
+A constraint with a price is a preference: a plan that does not meet it counts as that much slower.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DeviceName = int | str
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """One demand, which a plan meets or is none; with a price, a wish.
+    """One constraint, which every plan must meet; with a price, a preference.
 
     Attributes:
         kind: See the module.
@@ -184,7 +184,7 @@ def fix_pieces(count: int) -> Constraint:
 
 
 def prefer(constraint: Constraint, price_s: float) -> Constraint:
-    """Return a wish: what is demanded, unless it makes the step slower by more than its price.
+    """Return a preference: the constraint holds unless it slows the step by more than its price.
 
     Args:
         constraint: Of any kind.

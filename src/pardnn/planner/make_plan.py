@@ -50,7 +50,7 @@ from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.sharded.decide import can_shard, may_shard
 from pardnn.planner.steering.conflicts import steered, with_constraints
 from pardnn.planner.steering.constrained import constrained, refused
-from pardnn.planner.steering.wishes import decide_wished
+from pardnn.planner.steering.preferences import decide_preferred
 from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import PlanResult
@@ -108,7 +108,7 @@ def _searched(problem: Problem, keep_best: bool) -> Outcome:
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
-            return decide_wished(problem, _decided)
+            return decide_preferred(problem, _decided)
     except OutOfTimeError:
         note = f"{problem.options.algorithm} was cut off by the time limit"
         best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)

@@ -149,7 +149,7 @@ class PlanOptions:
             )
         if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
             raise UsageError(
-                f"wishes have a price in seconds of one step; the objective is {self.objective}"
+                f"preferences have a price in seconds per step; the objective is {self.objective}"
             )
 
     def _check_ordered(self, what: str) -> None:

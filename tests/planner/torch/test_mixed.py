@@ -228,7 +228,7 @@ def test_what_mixed_plans_cannot_do_is_refused(options: dict[str, Any], code: st
     assert caught.value.code == code
 
 
-def test_pieces_are_a_constraint_of_mixed_plans_or_a_wish() -> None:
+def test_pieces_are_a_constraint_of_mixed_plans_or_a_preference() -> None:
     def made(*constraints: Constraint) -> Plan:
         return pardnn.plan(graph(), islands(2, 2), "megatron*1f1b", reserve=0.0, costs="v100",
                            constraints=constraints)  # fmt: skip
@@ -236,8 +236,8 @@ def test_pieces_are_a_constraint_of_mixed_plans_or_a_wish() -> None:
     demanded = made(pardnn.fix_pieces(2))
     assert demanded.placement == planned().placement
     assert plan_problems(graph(), demanded) == []
-    wished = made(pardnn.prefer(pardnn.fix_pieces(2), price_s=1.0))
-    assert wished.pieces == demanded.pieces
+    preferred = made(pardnn.prefer(pardnn.fix_pieces(2), price_s=1.0))
+    assert preferred.pieces == demanded.pieces
     with pytest.raises(InfeasibleError, match=r"E303 this constraint cannot hold:\n +300 pieces"):
         made(pardnn.fix_pieces(300))
 
