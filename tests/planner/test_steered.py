@@ -109,7 +109,7 @@ def test_the_checker_proves_layouts(quick_auto) -> None:
     with pytest.raises(InvalidPlanError, match="the plan cuts no op"):
         pardnn.check_plan(_graph(), placed)
     pinned = dataclasses.replace(plan, constraints=(pardnn.pin(weight, 0),))
-    with pytest.raises(InvalidPlanError, match="of whole ops, the plan cuts them"):
+    with pytest.raises(InvalidPlanError, match="places whole ops, but the plan cuts them"):
         pardnn.check_plan(_graph(), pinned)
 
 
@@ -243,12 +243,12 @@ def test_preferences_of_every_kind_decide_what_kind_of_plan_there_is(quick_auto)
         (lambda: pardnn.fix_layout(_weights()[0], 7), "E245", "has no dim 7, it has 2"),
         (lambda: pardnn.fix_layout(_weights()[0], 0, "m5"), "E245", r"no mesh axis 'm5'"),
         (lambda: pardnn.fix_layout(_weights()[0], -1), "E245", "dim is -1"),
-        (lambda: pardnn.fix_pieces(0), "E245", "there are 0 pieces"),
+        (lambda: pardnn.fix_pieces(0), "E245", "number of pieces is 0"),
         (lambda: pardnn.prefer(pardnn.pin("x", 0), float("nan")), "E245", "its price is nan"),
         (lambda: pardnn.prefer(pardnn.pin("x", 0), -1.0), "E245", "its price is -1"),
         (lambda: pardnn.prefer(pardnn.pin("no such", 0), 1.0), "E245", "is named 'no such'"),
-        (lambda: Constraint(kind="pin", what=("x",), devices=(0,), dim=1), "E245", "has a dim"),
-        (lambda: Constraint(kind="pieces", count=2, what=("x",)), "E245", "nothing else"),
+        (lambda: Constraint(kind="pin", what=("x",), devices=(0,), dim=1), "E245", "needs a dim"),
+        (lambda: Constraint(kind="pieces", count=2, what=("x",)), "E245", "count and nothing else"),
     ],
 )
 def test_what_says_nothing_is_refused(constraint, code: str, message: str) -> None:

@@ -188,11 +188,12 @@ def _in_no_time(problem: Problem) -> Outcome | None:
 def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
     options = problem.options
     tried = (
-        "; ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none to its end"
+        "; ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none completed"
     )
     return OutOfTimeError(
         f"{options.algorithm} found no plan that fits within {options.time_limit:g} s; tried: "
-        f"{tried}.\nGive it more time (--time-limit), or devices more memory.",
+        f"{tried}.\n"
+        "Allow more time (--time-limit), or give the devices more memory.",
         details={"time_limit": options.time_limit},
     )
 
@@ -252,8 +253,8 @@ def _near_start(problem: Problem) -> tuple[str, ...]:
     algorithm, start = problem.options.algorithm, problem.start
     if problem.options.objective == "period":
         raise UsageError(
-            "near a plan to start from plans are compared by the makespan alone, not by the "
-            "period yet; use the objective seconds."
+            "plans that start from another plan are compared by makespan only, not yet by "
+            "period; use the objective seconds."
         )
     cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
     return cuts if start is not None and start.partition is not None else (BEFORE, "pardnn")
@@ -273,8 +274,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     laid_out = [each for each in hard(demanded) if each.kind == "layout"]
     if state is not None and laid_out:
         raise UsageError(
-            f"state stays where it lies, and constraint {shown(str(laid_out[0]))} is of layouts.\n"
-            "Plan without one of them.",
+            f"state stays where it is, and constraint {shown(str(laid_out[0]))} sets a layout: "
+            "leave out one of them.",
             code="E225",
         )
     if cutting(demanded):
@@ -282,8 +283,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     kind = None if state is None else kind_of_plan(graph, state)
     if kind == "cut" and constraints:
         raise UsageError(
-            f"the state lies cut over all devices, and constraint {str(constraints[0])!r:.120} is "
-            "of whole ops: no such plan leaves it where it is.\nPlan without constraints.",
+            f"the state is cut over all devices, and constraint {str(constraints[0])!r:.120} "
+            "places whole ops, which moves the state.\nPlan without constraints.",
             code="E225",
         )
     if kind == "cut":
@@ -297,8 +298,9 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"
         raise UsageError(
-            f"{algorithm} {cuts} ops, but the state lies {lies}: no such plan leaves it where it "
-            f"is.\nUse {other}, or auto.",
+            f"{algorithm} {cuts} ops, but the state is {lies}: no such plan leaves it where it "
+            "is.\n"
+            f"Use {other}, or auto.",
             code="E225",
         )
     if state is not None and algorithm in (BEST, BEST_WHOLE) and kind != "cut":
@@ -363,7 +365,7 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
     notes += [f"without ops: {', '.join(idle)}"] if idle else []
     stays = 0 if problem.state is None else len(kept(problem.graph, problem.state))
     notes += _policy_notes(problem, outcome)
-    notes += [f"tensors of state that stay where they are: {stays}"] if stays else []
+    notes += [f"state tensors that stay where they are: {stays}"] if stays else []
     return PlanResult(
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
@@ -393,4 +395,4 @@ def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
     a, k = problem.graph.arrays, problem.cluster.num_devices
     timeline = simulate(problem.graph, problem.machine, outcome.plan, policy)
     peaks = ", ".join(map(str, policy_peaks(a, place, k, timeline).tolist()))
-    return [f"under {policy}: {timeline.makespan:.6g} s, peaks along its times {peaks} bytes"]
+    return [f"under {policy}: {timeline.makespan:.6g} s, simulated peaks {peaks} bytes"]

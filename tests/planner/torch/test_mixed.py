@@ -243,7 +243,9 @@ def test_pieces_are_a_constraint_of_mixed_plans_or_a_preference() -> None:
 
 
 def test_devices_without_submeshes_and_unknown_parts_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 devices make up no two submeshes") as caught:
+    with pytest.raises(
+        UsageError, match="3 devices do not form two or more equal submeshes"
+    ) as caught:
         pardnn.plan(graph(), Cluster.uniform(3), "tofu*pardnn", costs="v100")
     assert caught.value.code == "E250"
     for name in ("tofu*nothing", "heft*tofu", "tofu*tofu", "*1f1b"):
@@ -278,7 +280,7 @@ def test_what_other_steps_hold_leaves_a_mixed_plan_less_room() -> None:
 
 
 def test_a_mixed_plan_is_no_start() -> None:
-    with pytest.raises(UsageError, match="not started from yet") as caught:
+    with pytest.raises(UsageError, match="cannot start yet") as caught:
         pardnn.plan(graph(), islands(2, 2), costs="v100", start=planned())
     assert caught.value.code == "E249"
 

@@ -46,7 +46,7 @@ def broken_constraints(
     """Yield each constraint that a plan breaks, and why; see `constraint_problems`."""
     of_ops = [each for each in constraints if each.kind in PLACING]
     if plan.partition is not None:
-        yield from ((each, "is of whole ops, the plan cuts them") for each in of_ops)
+        yield from ((each, "places whole ops, but the plan cuts them") for each in of_ops)
     elif of_ops:
         yield from _misplaced(of_ops, graph, planned, plan, cluster)
     yield from _laid_otherwise([each for each in constraints if each.kind == "layout"], graph, plan)

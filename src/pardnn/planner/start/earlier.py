@@ -108,8 +108,8 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
     """
     if start.partition is not None and start.partition.submeshes > 1:
         raise UsageError(
-            "a plan that cuts ops inside of submeshes is not started from yet.\n"
-            "Leave out the plan to start from.",
+            "planning cannot start yet from a plan that cuts ops inside submeshes.\n"
+            "Leave out the start plan.",
             code="E249",
         )
     fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))
@@ -117,7 +117,7 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
         kind = "cuts ops" if start.partition is not None else "places whole ops"
         raise UsageError(
             f"{options.algorithm} does not start from a plan that {kind}.\n"
-            f"Use auto, which does, or leave out the plan to start from.",
+            "Use auto, which does, or leave out the start plan.",
             code="E249",
         )
     pieces = len(start.pieces.points) - 1 if start.pieces is not None else None

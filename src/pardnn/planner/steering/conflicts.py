@@ -107,7 +107,7 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
             details=error.details | {"try": [f"--algorithm {other}"]},
         )
     odds = irreducible(demanded, fails)
-    return refused(odds, "do not fit together, as far as was tried", f"\n{error.message}")
+    return refused(odds, "could not be met together (not proven)", f"\n{error.message}")
 
 
 def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:
