@@ -175,7 +175,7 @@ def rename(temporary: Path, path: Path) -> None:
         if stat.S_ISREG(mode):
             temporary.chmod(stat.S_IMODE(mode))
         elif not stat.S_ISDIR(mode):
-            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, and no plain file")
+            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a regular file")
     temporary.replace(path)
     try:
         sync_directory(path.parent)
@@ -355,8 +355,8 @@ def without_checksum(content: bytes, what: str, kind: type | None = None) -> byt
 def damaged(what: str) -> FileError:
     """Return the error for a file whose checksum is not that of its content."""
     return FileError(
-        f"{what} is damaged: its content does not match its checksum.\n"
-        "If it was edited or laid out anew on purpose, delete the field `checksum`.",
+        f"{what} is damaged: its content does not match its checksum.\nIf it was edited or "
+        "reformatted on purpose, delete the field `checksum`.",
         code="E408",
     )
 

@@ -142,7 +142,7 @@ def parse_limits(memory: MemoryLimits, num_devices: int) -> dict[int | str, int 
     elif isinstance(memory, Sequence):
         limits = {i: parse_bytes(size, f"memory of device {i}") for i, size in enumerate(memory)}
     else:
-        raise UsageError(f"memory {memory!r:.60} is no size, list or mapping", code="E202")
+        raise UsageError(f"memory {memory!r:.60} is not a size, list or mapping", code="E202")
     count = sum(key != "cpu" for key in limits)
     if count != num_devices:
         raise UsageError(

@@ -121,6 +121,6 @@ def test_what_is_missing_is_named(read: tuple[Path, Cluster], tmp_path: Path) ->
     with pytest.raises(MismatchError, match="32 such nodes"):
         convert(split, out, ConvertOptions(graph_file=graph, cluster=cluster))
     split.write_text("{}")
-    with pytest.raises(FileError, match="no known format"):
+    with pytest.raises(FileError, match="unknown format"):
         convert(split, out, ConvertOptions())
     assert not out.exists()

@@ -105,7 +105,7 @@ def test_a_run_starts_from_a_plan_and_says_what_is_said_of_its_own(
 ) -> None:
     path, seen = tiny / "plan.json", []
     graph, plan = read_graph(tiny / "graph.json"), read_plan(path)
-    told = dataclasses.replace(plan, notes=("wish met: pin a to 1",))
+    told = dataclasses.replace(plan, notes=("preference met: pin a to 1",))
     result = RunResult(
         losses=(1.0,), reference_losses=None, step_s=(1.0,), makespan_s=None,
         peak_bytes_predicted=(1,), peak_bytes_measured=(1,), limit_bytes=(None,),
@@ -128,4 +128,4 @@ def test_a_run_starts_from_a_plan_and_says_what_is_said_of_its_own(
         else run.run_target("x.py:f", cluster, PlanOptions(), start_file=path)
     )
     assert seen == ([] if given else [plan])
-    assert found.notes == (("of a rank",) if given else ("wish met: pin a to 1", "of a rank"))
+    assert found.notes == (("of a rank",) if given else ("preference met: pin a to 1", "of a rank"))

@@ -118,7 +118,7 @@ def test_every_flipped_bit_of_a_piece_is_found_as_it_is_read(tmp_path: Path) -> 
 
 
 def test_absent_steps_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PardnnError, match="is no directory") as caught:
+    with pytest.raises(PardnnError, match="is not a directory") as caught:
         opened(tmp_path / "none")
     assert caught.value.code == "E430"
     with pytest.raises(PardnnError, match="No complete step is there"):
@@ -135,7 +135,7 @@ def test_absent_steps_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda t: t["pieces"][0].update(box=[[0, 4], [0, 3]]), "not covered once"),
+        (lambda t: t["pieces"][0].update(box=[[0, 4], [0, 3]]), "not covered exactly once"),
         (lambda t: t["pieces"][0].update(box=[[0, 9], [0, 2]]), "has a piece at"),
         (lambda t: t["pieces"][0].update(file=7), "lies in file 7, of 2"),
         (lambda t: t.update(dtype="object"), "unknown type 'object'"),

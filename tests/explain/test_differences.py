@@ -63,7 +63,7 @@ def test_moves_to_other_submeshes_are_found_and_judged_alone():
     cut = pardnn.plan(graph, cluster, "tofu", microbatches=2, costs="v100")
     other = differences(graph, before, graph, cut, costs="v100")
     assert not other.moved
-    assert "inside of submeshes" in other.notes[0]
+    assert "inside submeshes" in other.notes[0]
 
 
 def test_equal_plans_are_the_same():

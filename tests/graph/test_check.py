@@ -202,5 +202,5 @@ def test_what_copies_from_the_host_needs_something_there(kind: str) -> None:
 
 def test_what_is_on_the_host_is_state_also_where_nothing_copies_it() -> None:
     op = Op(name="c", kind="op", memory="host", outputs=(Tensor(name="c", bytes=8),))
-    with pytest.raises(FileError, match=r"op 'c' \('op'\) is on the host, but is no state"):
+    with pytest.raises(FileError, match=r"op 'c' \('op'\) is on the host, but is not a state"):
         check_ops([op])

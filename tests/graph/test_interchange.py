@@ -199,8 +199,8 @@ def test_broken_inputs_are_refused(name: str) -> None:
 
 
 SPLITS: dict[str, tuple[Any, type[PardnnError], str]] = {
-    "twice": ({"fpgas": [{"nodes": [1, 2]}], "cpus": [{"nodes": [1]}]}, FileError, "stands twice"),
-    "nowhere": ({"fpgas": [{"nodes": [1]}], "cpus": []}, MismatchError, "node 2 is nowhere"),
+    "twice": ({"fpgas": [{"nodes": [1, 2]}], "cpus": [{"nodes": [1]}]}, FileError, "appears twice"),
+    "nowhere": ({"fpgas": [{"nodes": [1]}], "cpus": []}, MismatchError, "node 2 is missing"),
     "unknown": ({"fpgas": [{"nodes": [1, 2, 3]}], "cpus": []}, MismatchError, "no op has the id 3"),
     "too many": (
         {"fpgas": [{"nodes": []}, {"nodes": [1, 2]}], "cpus": []},

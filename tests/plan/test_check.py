@@ -62,7 +62,7 @@ def test_a_message_is_posted_by_both_ends(
     ranks = tuple(
         tuple(a for a in rank if actions_text([a]) not in left_out) for rank in lowered.ranks
     )
-    told = [f"message 0 is posted {count} times, not by its two ends"]
+    told = [f"message 0 is posted {count} times, not once by each end"]
     found = list(dry_run(Lowered(lowered.messages, ranks)))
     assert found == ([] if count is None else told)
 
@@ -109,10 +109,10 @@ def test_an_op_is_on_a_device_of_a_type_that_runs_it(example: tuple[Graph, Plan]
 @pytest.mark.parametrize(
     ("first", "told"),
     [
-        (("x", "w", "h", "v", "a", "c", "u", "c"), ["order: op 'c' stands twice"]),
+        (("x", "w", "h", "v", "a", "c", "u", "c"), ["order: op 'c' is listed twice"]),
         (
             ("x", "w", "h", "v", "a", "c", "c"),
-            ["order: op 'c' stands twice", "order: op 'u' is missing"],
+            ["order: op 'c' is listed twice", "order: op 'u' is missing"],
         ),
     ],
 )

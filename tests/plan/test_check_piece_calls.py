@@ -25,7 +25,7 @@ def problem_of(stated: Any, named: Any, outputs: tuple[str, ...] = ("y", "z")) -
 
 
 def test_a_piece_names_its_results_where_the_op_does_or_where_it_lacks_some() -> None:
-    other = "it names its results otherwise"
+    other = "it gives its results other names"
     assert problem_of(None, None) is None
     assert problem_of(["y", "z"], ["y@1", "z@1"]) is None
     assert problem_of(["y", "z"], None) == other
@@ -63,7 +63,7 @@ def test_sizes_alone_may_be_a_share_of_those_of_the_batch(
     problem = call_problem(
         piece, args, op("y", "x", stated), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
     )
-    assert problem == (None if is_same else "its arguments are others")
+    assert problem == (None if is_same else "its arguments differ")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_tensor_stands_where_the_op_has_one(given: Any) -> None:
         op("y@1", "x@1", given), [given], op("y", "x", {"tensor": "x"}), 1, Share(1, 2),
         lambda a, b: a == f"{b}@1",
     )  # fmt: skip
-    assert problem == "its arguments are others"
+    assert problem == "its arguments differ"
 
 
 @pytest.mark.parametrize("kind", ["aten.slice.Tensor", "mylib::op", "aten.neg.default"])
@@ -121,7 +121,7 @@ def test_numbers_that_say_where_elements_are_may_differ_and_tensors_may_not(kind
             op("y@1", *args), list(args), whole, 1, Share(1, 2), lambda a, b: a == f"{b}@1"
         )
 
-    told = "its arguments are others" if kind == "aten.neg.default" else "it reads other tensors"
+    told = "its arguments differ" if kind == "aten.neg.default" else "it reads other tensors"
     first, second = {"tensor": "x@1"}, {"tensor": "z@1"}
     assert problem(first, 0, [second, 6]) is None
     assert (problem(first, 3, [second, 5]) is None) == (kind != "aten.neg.default")

@@ -220,32 +220,32 @@ def _arguments(*args: Any, **fields: Any) -> Callable[[Op], Op]:
 
 FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
     "a mean where a sum is needed": (
-        "k@0", _arguments({"tensor": "k:share"}, {"tensor": "h@0"}, 1), "its arguments are others",
+        "k@0", _arguments({"tensor": "k:share"}, {"tensor": "h@0"}, 1), "its arguments differ",
     ),
     "a sum of no share": (
         "k@0", _arguments({"tensor": "d"}, {"tensor": "h@0"}, 2, inputs=("d", "h@0")),
-        "its arguments are others",
+        "its arguments differ",
     ),
     "a number too many": (
-        "h@0", _arguments({"tensor": "x@0"}, {"tensor": "w"}, 1), "its arguments are others",
+        "h@0", _arguments({"tensor": "x@0"}, {"tensor": "w"}, 1), "its arguments differ",
     ),
     "tensors in another order": (
-        "h@0", _arguments({"tensor": "w"}, {"tensor": "x@0"}), "its arguments are others",
+        "h@0", _arguments({"tensor": "w"}, {"tensor": "x@0"}), "its arguments differ",
     ),
     "results that are named": (
         "h@0", _with(arguments={"args": _refs(iter(("x@0", "w"))), "returns": ["h@0"]}),
-        "names its results otherwise",
+        "gives its results other names",
     ),
-    "a piece that is missing": ("h@1", lambda op: None, "op 'h' is there in 2 pieces of 3"),
-    "another one's samples": ("h@1", _with(inputs=("x@0", "w")), "'x@0', which is not of what 'h'"),
+    "a piece that is missing": ("h@1", lambda op: None, "op 'h' has 2 of 3 pieces"),
+    "another one's samples": ("h@1", _with(inputs=("x@0", "w")), "'x@0', which 'h' does not read"),
     "another one's samples in the second place": (
-        "k@0", _with(inputs=("k:share", "h@1")), "'h@1', which is not of what 'k'",
+        "k@0", _with(inputs=("k:share", "h@1")), "'h@1', which 'k' does not read",
     ),
-    "what it does not read": ("h@1", _with(inputs=("u@1", "w")), "'u@1', which is not of what"),
-    "what is not there": ("h@1", _with(inputs=("none", "w")), "'none', which is not of what"),
+    "what it does not read": ("h@1", _with(inputs=("u@1", "w")), "'u@1', which"),
+    "what is not there": ("h@1", _with(inputs=("none", "w")), "'none', which"),
     "a view with gaps": ("q@1", _with(inputs=("t:view@1",)), "'t:view@1', which is not complete"),
-    "no piece of it": (
-        "h@1", _with(outputs=(_tensor("h@0", (1, 2)),)), "'h@0' is no piece of its results",
+    "not a piece of it": (
+        "h@1", _with(outputs=(_tensor("h@0", (1, 2)),)), "'h@0' is not a piece of its results",
     ),
     "shape of another piece": (
         "h@1", _with(outputs=(_tensor("h@1", (2, 2)),)), r"has shape \[2, 2\], not \[1, 2\]",
@@ -258,60 +258,60 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
     "nothing is read": (
         "n", _arguments([5, 2], 0.0, [], kind=FETCH, inputs=()), "it reads nothing",
     ),
-    "a slice of what is no batch": ("x:slice@1", _reading("w"), "it is no op|make no sense"),
-    "a blank that reads": ("b:self:blank@0", _with(inputs=("x@0",)), "combines no pieces so"),
+    "a slice of what is no batch": ("x:slice@1", _reading("w"), "it is not an op|are not valid"),
+    "a blank that reads": ("b:self:blank@0", _with(inputs=("x@0",)), "does not combine pieces"),
     "a blank with slices": (
         "b:self:blank@0", _arguments([2, 2], None, [[{"tensor": "h@0"}, [[0, 2], [0, 2]]]]),
-        "combines no pieces so",
+        "does not combine pieces",
     ),
-    "a blank of nothing": ("b:self:blank@0", _with(name="b:blank@0"), "no sense|no pieces so"),
+    "a blank of nothing": ("b:self:blank@0", _with(name="b:blank@0"), "are not valid"),
     "a blank of no type": (
         "b:self:blank@0",
         _with(outputs=(dataclasses.replace(_tensor("b:self:blank@0", (2, 2)), dtype="int8"),)),
-        "combines no pieces so",
+        "does not combine pieces",
     ),
     "a share of something else": (
-        "k:share", _arguments({"tensor": "w"}, 1 / 10, inputs=("w",)), "combines no pieces so",
+        "k:share", _arguments({"tensor": "w"}, 1 / 10, inputs=("w",)), "does not combine pieces",
     ),
-    "a sum begun with the second": ("g:add@1", _reading("g@1", "g@1"), "combines no pieces so"),
-    "a part twice": ("g:add@2", _reading("g:1", "g@1"), "make no sense"),
-    "a part left out": ("g:add@1", _reading("g@0", "g@2"), "combines no pieces so"),
-    "parts of two tensors": ("g:add@1", _reading("g@0", "m@1"), "combines no pieces so"),
+    "a sum begun with the second": ("g:add@1", _reading("g@1", "g@1"), "does not combine pieces"),
+    "a part twice": ("g:add@2", _reading("g:1", "g@1"), "are not valid"),
+    "a part left out": ("g:add@1", _reading("g@0", "g@2"), "does not combine pieces"),
+    "parts of two tensors": ("g:add@1", _reading("g@0", "m@1"), "does not combine pieces"),
     "a sum that is no sum yet": (
         "g:add@2", _with(outputs=(dataclasses.replace(_tensor("g:2", (3, 2)), alias_of="g:1"),)),
-        "combines no pieces so",
+        "does not combine pieces",
     ),
     "a sum in a storage of its own": (
-        "g:add@2", _with(outputs=(_tensor("g", (3, 2)),)), "combines no pieces so",
+        "g:add@2", _with(outputs=(_tensor("g", (3, 2)),)), "does not combine pieces",
     ),
     "a part that is read after it has taken another": (
         "m:reduce", _arguments("sum", _refs(iter(("g@0", "g@1", "g@2"))), None,
                                inputs=("g@0", "g@1", "g@2")),
-        "make no sense",
+        "are not valid",
     ),
     "parts in another order": (
         "m:reduce", _arguments("sum", _refs(iter(("m@1", "m@0", "m@2"))), None),
-        "combines no pieces so",
+        "does not combine pieces",
     ),
     "parts of something else": (
         "m:reduce", _arguments("sum", _refs(iter(("k@0", "k@1", "k@2"))), None),
-        "combines no pieces so",
+        "does not combine pieces",
     ),
-    "a mean of no sum": ("l:divide", _with(inputs=("m", "l:count")), "combines no pieces so"),
-    "a mean by rows": ("l:divide", _with(inputs=("l:sum", "l:rows")), "combines no pieces so"),
-    "a count of other rows": ("l:count", _with(inputs=("y",)), "combines no pieces so"),
-    "rows of a piece": ("l:rows", _with(inputs=("h@0",)), "combines no pieces so"),
+    "a mean of no sum": ("l:divide", _with(inputs=("m", "l:count")), "does not combine pieces"),
+    "a mean by rows": ("l:divide", _with(inputs=("l:sum", "l:rows")), "does not combine pieces"),
+    "a count of other rows": ("l:count", _with(inputs=("y",)), "does not combine pieces"),
+    "rows of a piece": ("l:rows", _with(inputs=("h@0",)), "does not combine pieces"),
     "a sum after the last part": (
         "l:divide", lambda op: dataclasses.replace(
             _reading("l:sum", "l@2")(op), name="l:add@3", kind=ADD
-        ), "combines no pieces so",
+        ), "does not combine pieces",
     ),
     "a join by another name": (
-        "h:join", _with(outputs=(_tensor("h.2", (5, 2)),)), "combines no pieces so",
+        "h:join", _with(outputs=(_tensor("h.2", (5, 2)),)), "does not combine pieces",
     ),
-    "rows of no count": ("l:rows", _with(name="l:lines"), "combines no pieces so"),
-    "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
-    "no arguments": ("x:slice@0", _with(arguments=None), r"make no sense \('args'\)"),
+    "rows of no count": ("l:rows", _with(name="l:lines"), "does not combine pieces"),
+    "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "are not valid"),
+    "no arguments": ("x:slice@0", _with(arguments=None), r"are not valid \('args'\)"),
 }  # fmt: skip
 
 
@@ -330,7 +330,7 @@ def test_a_mean_of_no_or_of_unknown_elements_has_no_share(shape: tuple[int, ...]
     graph = build_graph("by hand", [_at("h", h)(op) or op for op in graph.ops])
     ops = tuple(_at("k:share", k)(op) or op for op in pieces.ops)
     found = list(pieces_problems(graph, dataclasses.replace(pieces, batch={}, ops=ops)))
-    assert any("'k:share': it is no op of the graph" in problem for problem in found), found
+    assert any("'k:share': it is not an op of the graph" in problem for problem in found), found
 
 
 def test_a_join_is_of_the_pieces_themselves() -> None:
@@ -350,7 +350,7 @@ def test_a_join_is_of_the_pieces_themselves() -> None:
     ops = [nothing if op.name == "b@1" else op for op in whole.ops]
     at = next(i for i, op in enumerate(ops) if op.name == "b:join")
     found = _problems(ops=(*ops[:at], *foreign, *ops[at:]))
-    assert "op 'b:join': it is no op" in found[0]
+    assert "op 'b:join': it is not an op" in found[0]
 
 
 @pytest.mark.parametrize(("points", "are_two"), [((0, 5), False), ((0, 2, 5), True)])
@@ -363,9 +363,9 @@ def test_two_pieces_are_enough(points: tuple[int, ...], are_two: bool) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"points": (0, 5)}, "are not the begins of two or more pieces"),
-        ({"points": (1, 2, 3, 5)}, "are not the begins"),
-        ({"points": (0, 3, 3, 5)}, "are not the begins"),
+        ({"points": (0, 5)}, "are not the starts of two or more pieces"),
+        ({"points": (1, 2, 3, 5)}, "are not the starts"),
+        ({"points": (0, 3, 3, 5)}, "are not the starts"),
         ({"points": (0, 2, 3, 6)}, "has no batch at dim"),
         ({"batch": BATCH | {"x": (2, 1, 1)}}, r"'x' of shape \[5, 3\] has no batch at dim 2"),
         ({"batch": BATCH | {"x": (-2, 1, 1)}}, "has no batch at dim -2"),
@@ -383,4 +383,4 @@ def test_points_and_batches_are_those_of_the_graph(fields: dict[str, Any], messa
 def test_pieces_of_rows_that_stand_apart_are_neither_sliced_nor_joined() -> None:
     """Twice the batch in a row instead of two elements per sample: boxes of the same sizes."""
     problems = _problems(batch=BATCH | {"u": (0, 1, 2)})
-    assert "op 'u:slice@0': it is no op of the graph" in "".join(problems)
+    assert "op 'u:slice@0': it is not an op of the graph" in "".join(problems)

@@ -120,57 +120,57 @@ def gone(op: Op) -> None:
 #: Op of which the problem is told, what it says, and what is changed.
 FAULTS: dict[str, tuple[str, str, dict[str, Change]]] = {
     "a copy of an unfinished sum": (
-        "g:total", "combines no pieces so", {"g:add@2": gone, "g:total": reduced("sum", "g:1")},
+        "g:total", "does not combine pieces", {"g:add@2": gone, "g:total": reduced("sum", "g:1")},
     ),
     "a copy of the last piece": (
-        "g:total", "combines no pieces so", {"g:add@2": gone, "g:total": reduced("sum", "g@2")},
+        "g:total", "does not combine pieces", {"g:add@2": gone, "g:total": reduced("sum", "g@2")},
     ),
-    "a copy of no sum": ("g:total", "combines no pieces so", {"g:total": reduced("sum", "x@2")}),
-    "the largest of one": ("g:total", "combines no pieces so", {"g:total": reduced("max", "g:2")}),
+    "a copy of no sum": ("g:total", "does not combine pieces", {"g:total": reduced("sum", "x@2")}),
+    "the largest of one": ("g:total", "not combine pieces", {"g:total": reduced("max", "g:2")}),
     "a copy with a weight": (
-        "g:total", "combines no pieces so", {"g:total": reduced("sum", "g:2", weights=[2.0])},
+        "g:total", "not combine pieces", {"g:total": reduced("sum", "g:2", weights=[2.0])},
     ),
     "a copy of a sum and more": (
-        "g:total", "combines no pieces so", {"g:total": reduced("sum", "g:2", "w")},
+        "g:total", "not combine pieces", {"g:total": reduced("sum", "g:2", "w")},
     ),
-    "a sum twice": ("g:total", "combines no pieces so", {"g:total": reduced("sum", "g:2", "g:2")}),
-    "a copy of another kind": ("g:total", "combines no pieces so", {"g:total": of_kind(ADD)}),
+    "a sum twice": ("g:total", "not combine pieces", {"g:total": reduced("sum", "g:2", "g:2")}),
+    "a copy of another kind": ("g:total", "not combine pieces", {"g:total": of_kind(ADD)}),
     "a copy by another name": (
-        "g:total", "combines no pieces so", {"g:total": making(name="g:3")},
+        "g:total", "does not combine pieces", {"g:total": making(name="g:3")},
     ),
     "a copy of another form": ("g:total", "has shape [3, 2]", {"g:total": making(shape=(3, 2))}),
-    "no copy": ("g:add@2", "combines no pieces so", {"g:total": gone}),
+    "no copy": ("g:add@2", "does not combine pieces", {"g:total": gone}),
     "a sum by the name of its copy": (
-        "g:add@2", "combines no pieces so", {"g:add@2": making(name="g")},
+        "g:add@2", "does not combine pieces", {"g:add@2": making(name="g")},
     ),
     "sizes of another piece": (
-        "g@1", "its arguments are others",
+        "g@1", "its arguments differ",
         {"g@1": lambda op: call("g@1", op.kind, "x@1", args=[*refs("x@1"), [3, 3]])},
     ),
     "a sum of no sum": (
-        "g:add@1", "combines no pieces so", {"g:add@1": reading("x@0", "g@1")},
+        "g:add@1", "does not combine pieces", {"g:add@1": reading("x@0", "g@1")},
     ),
     "no partial result": (
-        "g:add@1", "combines no pieces so", {"g:add@1": reading("g@0", "x@1")},
+        "g:add@1", "does not combine pieces", {"g:add@1": reading("g@0", "x@1")},
     ),
     "a sum added to again": (
-        "p:gather@2", "make no sense", {"p:gather@2": reading("p@0", "p@2")},
+        "p:gather@2", "are not valid", {"p:gather@2": reading("p@0", "p@2")},
     ),
     "accumulators in another order": (
-        "p:gather@2", "combines no pieces so", {"p:gather@2": reading("p@2", "p:1")},
+        "p:gather@2", "does not combine pieces", {"p:gather@2": reading("p@2", "p:1")},
     ),
     "an accumulator of another sum": (
-        "p:gather@2", "combines no pieces so", {"p:gather@2": reading("p:1", "g")},
+        "p:gather@2", "does not combine pieces", {"p:gather@2": reading("p:1", "g")},
     ),
     "a piece left out of an accumulator": (
-        "p@2", "no sum of the pieces before 2",
+        "p@2", "not the sum of the pieces before 2",
         {"p@1": plain(1), "p@2": into("p@0", 2), "p:gather@2": gone},
     ),
     "an accumulator of another product": (
-        "p@1", "no sum of the pieces before 1", {"p@1": into("g@1", 1)},
+        "p@1", "not the sum of the pieces before 1", {"p@1": into("g@1", 1)},
     ),
     "an accumulator that is no partial result": (
-        "p@1", "no sum of the pieces before 1", {"p@1": into("w", 1)},
+        "p@1", "not the sum of the pieces before 1", {"p@1": into("w", 1)},
     ),
     "an accumulator that is not written": (
         "p@1", "it has no such result", {"p@1": making(alias_of=None)},
@@ -180,10 +180,10 @@ FAULTS: dict[str, tuple[str, str, dict[str, Change]]] = {
     ),
     "a sum of another form": ("p@1", "it has no such result", {"p@1": making(dtype="float64")}),
     "another product": (
-        "p@1", "it is aten.addmm.default, no piece of aten.mm.default",
+        "p@1", "it is aten.addmm.default, not a piece of aten.mm.default",
         {"p@1": of_kind("aten.addmm.default")},
     ),
-    "the wrong samples": ("p@1", "'x@2', which is not of what 'p'", {"p@1": into("p@0", 1, 2)}),
+    "the wrong samples": ("p@1", "'x@2', which 'p' does not read", {"p@1": into("p@0", 1, 2)}),
 }  # fmt: skip
 
 

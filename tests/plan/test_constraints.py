@@ -175,8 +175,8 @@ def test_an_uncut_plan_has_all_whole() -> None:
 
 
 def test_which_demands_are_of_places_and_which_cut() -> None:
-    cut, whole, wish = fix_layout("x", 0), fix_layout("x", "whole"), prefer(pin("x", 0), 1.0)
-    asked = (cut, whole, wish, pin("x", 0), fix_layout("x", 0, 0), fix_pieces(3))
+    cut, whole, preferred = fix_layout("x", 0), fix_layout("x", "whole"), prefer(pin("x", 0), 1.0)
+    asked = (cut, whole, preferred, pin("x", 0), fix_layout("x", 0, 0), fix_pieces(3))
     assert cutting(asked) == (cut, asked[4])
     assert placing(asked) == (asked[3],)
 
@@ -226,7 +226,10 @@ def test_a_constraint_reads_as_it_was_asked(each: Constraint, text: str) -> None
 
 
 NO_DEVICE, DEVICES = "it names no device", "it takes no devices"
-NO_DIM, NO_COUNT = "a layout has a dim, a number from 0", "pieces have a count and nothing else"
+NO_DIM, NO_COUNT = (
+    "a layout needs a dim (a number of at least 0",
+    "pieces take a count and nothing else",
+)
 
 
 @pytest.mark.parametrize(
@@ -241,24 +244,27 @@ NO_DIM, NO_COUNT = "a layout has a dim, a number from 0", "pieces have a count a
         ({"kind": "together"}, "it names no op, tensor or layer"),
         ({"kind": "together", "what": ("layer:a",)}, None),
         ({"kind": "layout", "dim": 0}, "it names no op, tensor or layer"),
-        ({"kind": "apart", "what": ("a",)}, "two or more can be apart"),
+        ({"kind": "apart", "what": ("a",)}, "apart needs two or more names"),
         ({"kind": "apart", "what": ("a", "b")}, None),
         ({"kind": "layout", "what": ("a",)}, NO_DIM),
         ({"kind": "together", "what": ("a", "b"), "dim": 0}, NO_DIM),
         ({"kind": "together", "what": ("a", "b"), "dim": "whole"}, NO_DIM),
         ({"kind": "layout", "what": ("a",), "dim": 0}, None),
         ({"kind": "layout", "what": ("a",), "dim": "whole", "axis": 0}, None),
-        ({"kind": "layout", "what": ("a",), "dim": -1}, "dim is -1; it is a number from 0 on"),
+        (
+            {"kind": "layout", "what": ("a",), "dim": -1},
+            "dim is -1; it must be a number of at least 0",
+        ),
         ({"kind": "pin", "what": ("a",), "devices": (0,), "axis": 0}, "only a layout has a mesh"),
         ({"kind": "pieces", "count": 2, "axis": "m0"}, "only a layout has a mesh"),
         ({"kind": "pieces"}, NO_COUNT),
         ({"kind": "pieces", "count": 2, "what": ("a",)}, NO_COUNT),
         ({"kind": "together", "what": ("a", "b"), "count": 2}, NO_COUNT),
-        ({"kind": "pieces", "count": 0}, "there are 0 pieces; it is a number from 1 to 100000"),
+        ({"kind": "pieces", "count": 0}, "the number of pieces is 0; it must be from 1 to 100000"),
         ({"kind": "pieces", "count": 1}, None),
         ({"kind": "pieces", "count": 100_000}, None),
-        ({"kind": "pieces", "count": 100_001}, "there are 100001 pieces"),
-        ({"kind": "pieces", "count": 1, "price_s": 0.0}, "its price is 0 s; it is a number of"),
+        ({"kind": "pieces", "count": 100_001}, "the number of pieces is 100001"),
+        ({"kind": "pieces", "count": 1, "price_s": 0.0}, "its price is 0 s; it must be"),
         ({"kind": "pieces", "count": 1, "price_s": -1.0}, "its price is -1 s"),
         ({"kind": "pieces", "count": 1, "price_s": float("inf")}, "its price is inf s"),
         ({"kind": "pieces", "count": 1, "price_s": float("nan")}, "its price is nan s"),

@@ -107,7 +107,7 @@ def test_limits_links_and_types_are_checked(name: str) -> None:
     for d in (0, 1):
         less = [h - (d == i) for i, h in enumerate(held)]
         (text,) = problems(right, *less)
-        assert text.startswith(f"memory: device {d} holds up to {held[d]} bytes, usable are")
+        assert text.startswith(f"memory: device {d} holds up to {held[d]} bytes, usable:")
         assert f"{less[d]} (limit {less[d]}, reserve 0)" in text
     twice = [2 * h for h in held]
     assert problems(dataclasses.replace(right, reserve=0.5), *twice) == []
@@ -173,7 +173,7 @@ def test_state_lies_where_a_plan_left_it_and_takes_memory_beside_other_steps() -
     ]  # fmt: skip
     serial = serial_plan(graph, [0] * 5, 2)
     assert state_problems(graph, serial, state) == [
-        f"{name!r} lies on device 0 {one}, device 1 {other}, the plan has it on device 0"
+        f"{name!r} is on device 0 {one}, device 1 {other}, but the plan puts it on device 0"
         for name, one, other in (
             ("w1", ((0, 3), (0, 8)), ((3, 6), (0, 8))), ("w2", ((0, 8), (0, 1)), ((0, 8), (1, 2)))
         )

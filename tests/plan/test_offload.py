@@ -209,7 +209,7 @@ def changed(op_name: str, **fields: object) -> Callable[[Op], Op | None]:
         (changed("b2", kind=FROM_HOST, inputs=("a",)), "not copied to its device exactly once"),
         (changed("a<host", group="b"), "may be on another device"),
         (changed("a>host", group="b"), "may be on another device"),
-        (changed("a>host", inputs=("a", "grad")), "'grad' is written back, but is no copy of a"),
+        (changed("a>host", inputs=("a", "grad")), "'grad' is written back, but is not a copy of a"),
         (changed("a>host", inputs=("grad", "a<host")), "does not write 'a' back"),
     ],
 )
@@ -226,5 +226,5 @@ def test_nothing_but_copies_reads_the_host() -> None:
     with pytest.raises(FileError, match="which is on the host"):
         build_graph("direct", [dataclasses.replace(first, memory="host"), *rest])
     source = Op(name="w", kind="parameter", memory="host", outputs=(tensor("w"),))
-    with pytest.raises(FileError, match="is no state"):
+    with pytest.raises(FileError, match="is not a state"):
         build_graph("parameter", [source])

@@ -213,7 +213,7 @@ PLANTED = {
     "order against after": (
         lambda p: _ordered(p, "x", "w", "a", "c", "u", "h", "v"), "h"
     ),
-    "message missing": (lambda p: dataclasses.replace(p, messages=p.messages[:1]), "never sent"),
+    "message missing": (lambda p: dataclasses.replace(p, messages=p.messages[:1]), "not sent"),
     "message twice": (
         lambda p: dataclasses.replace(p, messages=(*p.messages, p.messages[0])), "twice"
     ),
@@ -226,14 +226,14 @@ PLANTED = {
     ),
     "message of nothing": (lambda p: with_message(p, 0, tensor="zz"), "no such tensor"),
     "wrong source": (lambda p: with_message(p, 0, source=1, target=0), "producer runs on device 0"),
-    "to itself": (lambda p: with_message(p, 0, target=0), "no other device"),
-    "to no device": (lambda p: with_message(p, 0, target=2), "no other device"),
+    "to itself": (lambda p: with_message(p, 0, target=0), "sent to the device"),
+    "to no device": (lambda p: with_message(p, 0, target=2), "sent to the device"),
     "from no device": (lambda p: with_message(p, 0, source=2), "device 2, but there are 2"),
-    "posted by another": (lambda p: with_message(p, 0, post_before="a"), "no op of the receiver"),
+    "posted by another": (lambda p: with_message(p, 0, post_before="a"), "an op of the receiver"),
     "posted too late": (
         lambda p: with_message(p, 1, post_before="u"), "before its receive is posted",
     ),
-    "held by another": (lambda p: with_message(p, 0, hold_until="b"), "no op of the sender"),
+    "held by another": (lambda p: with_message(p, 0, hold_until="b"), "not an op of the sender"),
     "held before it exists": (
         lambda p: with_message(p, 0, hold_until="x"), "before the tensor exists",
     ),
@@ -315,7 +315,7 @@ def test_the_dry_run_finds_what_lowering_would_have_to_get_wrong(
     first, second = lowered.ranks
     without_send = tuple(a for a in first if actions_text([a]) != "S 0")
     problems = list(dry_run(Lowered(lowered.messages, (without_send, second))))
-    assert any("waits for ever" in problem for problem in problems), problems
+    assert any("waits forever" in problem for problem in problems), problems
     swapped = parse_actions(actions_text(second).replace("R 0", "R 1").replace("S 1", "S 0"))
     assert list(dry_run(Lowered(lowered.messages, (first, swapped))))
 

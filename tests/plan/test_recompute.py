@@ -131,13 +131,13 @@ def stale() -> Graph:
 
 
 REFUSED: list[Any] = [
-    (chain, (SecondCall(op="x", readers=("a",)),), "no call whose results"),
-    (chain, (SecondCall(op="w", readers=("a",)),), "no call whose results"),
-    (chain, (SecondCall(op="a", readers=("ga",), number=1),), "number of another"),
-    (chain, (SecondCall(op="a", readers=("ga",)),) * 2, "number of another"),
-    (chain, (SecondCall(op="a", readers=()),), "without readers"),
-    (chain, (SecondCall(op="a", readers=("nobody",)),), "is of no op"),
-    (chain, (SecondCall(op="nobody", readers=("a",)),), "is of no op"),
+    (chain, (SecondCall(op="x", readers=("a",)),), "not a call that can"),
+    (chain, (SecondCall(op="w", readers=("a",)),), "not a call that can"),
+    (chain, (SecondCall(op="a", readers=("ga",), number=1),), "number"),
+    (chain, (SecondCall(op="a", readers=("ga",)),) * 2, "number"),
+    (chain, (SecondCall(op="a", readers=()),), "no readers"),
+    (chain, (SecondCall(op="a", readers=("nobody",)),), "has no op"),
+    (chain, (SecondCall(op="nobody", readers=("a",)),), "has no op"),
     (chain, (SecondCall(op="b", readers=("a",)),), "runs before it"),
     (in_place, (SecondCall(op="r", readers=("ga",)),), "would write what 'r' has written"),
     (stale, (SecondCall(op="a", readers=("ga",)),), "finds other writes"),
@@ -176,7 +176,7 @@ def fetches() -> Graph:
     [
         ("open", "makes a buffer that messages fill"),
         ("whole", "works in place or for all devices"),
-        ("kept", "makes what outlives the step"),
+        ("kept", "makes a tensor that outlives the step"),
         ("closed", None),
     ],
 )

@@ -52,7 +52,7 @@ def test_four_places_are_named(n: int) -> None:
     there = [f"device {d} (({ends[d]}, {ends[d + 1]}),)" for d in range(4)]
     more = ", ..." if n > 4 else ""
     assert state_problems(graph, serial_plan(graph, [0, 0], n), state) == [
-        f"'w' lies on {', '.join(there)}{more}, the plan has it on device 0"
+        f"'w' is on {', '.join(there)}{more}, but the plan puts it on device 0"
     ]
 
 
@@ -68,12 +68,12 @@ def test_state_of_another_form_is_told_and_what_is_no_state_is_not() -> None:
     state = state_in_place(step(), serial_plan(step(), [0, 0], 1))
     longer = step(21)
     assert state_problems(longer, serial_plan(longer, [0, 0], 1), state) == [
-        "parameter 'w' is float32[21] of 84 bytes; what lies there is float32[20] of 80 bytes"
+        "parameter 'w' is float32[21] of 84 bytes; the tensor there is float32[20] of 80 bytes"
     ]
     batch = step(21, "input")
     assert state_problems(batch, serial_plan(batch, [0, 0], 1), state) == []
     assert state_problems(step(), serial_plan(step(), [0, 0], 2), state) == [
-        "the plan is for 2 devices, state lies on 1"
+        "the plan is for 2 devices, the state is on 1"
     ]
 
 

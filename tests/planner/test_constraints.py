@@ -156,7 +156,7 @@ def test_memory_and_links_are_named_with_what_they_forbid() -> None:
     with pytest.raises(InfeasibleError, match="these 2 constraints cannot hold") as caught:
         pardnn.plan(graph, one_way, constraints=ends)
     assert "h1.in" in str(caught.value)
-    with pytest.raises(InfeasibleError, match="as far as was tried") as caught:
+    with pytest.raises(InfeasibleError, match="could not be met") as caught:
         pardnn.plan(graph, cluster_of(2, memory=40), reserve=0.0, constraints=[pardnn.forbid(0)])
     assert caught.value.exit_status == 3
 
@@ -184,12 +184,12 @@ def test_what_cuts_ops_refuses_by_name(algorithm: str) -> None:
     ) as caught:
         pardnn.plan(_blocks(), cluster_of(2), algorithm, constraints=[pardnn.forbid(0)])
     assert caught.value.code == "E246"
-    assert caught.value.message.endswith("Use auto, or a placement's algorithm.")
+    assert caught.value.message.endswith("Use auto, or a placement algorithm.")
 
 
 @pytest.mark.parametrize("algorithm", ["heft", "auto-whole", "1f1b"])
 def test_what_places_whole_ops_refuses_layouts_by_name(algorithm: str) -> None:
-    with pytest.raises(UsageError, match=r"E246.*\n.*Use auto, or a cut's algorithm\."):
+    with pytest.raises(UsageError, match=r"E246.*\n.*Use auto, or a cutting algorithm\."):
         pardnn.plan(_blocks(), cluster_of(2), algorithm, constraints=[pardnn.fix_layout("w", 0)])
 
 

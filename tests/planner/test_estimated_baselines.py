@@ -56,7 +56,7 @@ def test_by_hand_where_memory_is_short() -> None:
     assert found["small-batch"].note == "2 samples on each device"
     assert found["swapping"].makespan_s == pytest.approx(2 + 4)  # hidden behind computation
     assert rows(12 * MEGA)["small-batch"].error == (
-        "one sample needs 13000000 bytes on one device, usable are 12000000"
+        "one sample needs 13000000 bytes on one device, usable: 12000000"
     )
 
 
@@ -79,4 +79,4 @@ def test_a_graph_file_has_no_other_batch_sizes() -> None:
     said = io.StringIO()
     Console(file=said, width=200).print(result_text(CompareResult(rows=tuple(found.values()))))
     assert "10 s (estimated)" in said.getvalue()
-    assert "ideal: no communication, no limit of memory" in said.getvalue()
+    assert "ideal: no communication, no memory limit" in said.getvalue()

@@ -234,7 +234,7 @@ def test_a_cut_never_loses_to_one_device_that_fits() -> None:
     plan, alone = (pardnn.plan(graph, cluster, name, costs="k80") for name in ("tofu", "single"))
     assert plan.algorithm == "single"
     assert plan.predicted == alone.predicted
-    assert any("tofu leaves all on the fastest device" in note for note in plan.notes)
+    assert any("tofu keeps everything on the fastest device" in note for note in plan.notes)
 
 
 @pytest.mark.jit

@@ -99,7 +99,7 @@ def test_a_tighter_limit_moves_messages_before_it_moves_ops() -> None:
     assert max(found.predicted.peak_bytes) <= limit
     assert kept(found, start) > kept(anew, start)
     assert makespan(found) <= 1.1 * makespan(anew)
-    assert any("ops run where it had them" in note for note in found.notes)
+    assert any("ops stay on their devices" in note for note in found.notes)
 
 
 @pytest.mark.jit
@@ -135,7 +135,7 @@ def test_a_start_on_a_device_that_neither_cluster_has() -> None:
     )  # fmt: skip
     found = pardnn.plan(graph, two, start=damaged)
     assert plan_problems(graph, found, two) == []
-    assert "0 of 0 ops run where it had them; 3 others are new" in found.notes[0]
+    assert "0 of 0 ops stay on their devices; 3 others are new" in found.notes[0]
 
 
 def test_a_plan_edited_by_hand_is_repaired(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ def test_a_cut_leaves_state_as_it_lay() -> None:
     layouts = [plan.partition.sharding for plan in (start, found, anew) if plan.partition]
     assert all(layouts[0][f"w{n}"] == layouts[1][f"w{n}"] for n in range(3))
     assert any(layouts[0][f"w{n}"] != layouts[2][f"w{n}"] for n in range(3))
-    assert "3 tensors of state are cut as it had them" in " ".join(found.notes)
+    assert "3 state tensors keep their cut" in " ".join(found.notes)
     two = pardnn.plan(longer, Cluster.uniform(2), objective="bytes", costs="k80", start=start)
-    assert "planned anew" in " ".join(two.notes)
+    assert "planned from scratch" in " ".join(two.notes)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_an_op_that_cannot_be_cut_and_writes_state_is_refused() -> None:
     arguments = {**(s.ops[-1].arguments or {}), "mutates": ["w"]}
     s.ops[-1] = dataclasses.replace(s.ops[-1], arguments=arguments)
     graph = s.graph()
-    with pytest.raises(InfeasibleError, match=r"'w' lies as .* needs it as \(Rep") as found:
+    with pytest.raises(InfeasibleError, match=r"'w' is laid out as .* needs it as \(Rep") as found:
         planned(graph, state_as(graph, {"w": (0, 1)}), "tofu")
     assert found.value.code == "E301"
 
@@ -167,7 +167,7 @@ def test_whole_and_cut_state_are_not_mixed() -> None:
     state = state_as(graph, {"w1": (0, 0)})
     whole = Held(graph.ops[3].outputs[0], (Shard(1, "w2", None),), (0, 384, 0, 0), None)
     mixed = StateInPlace(held={**state.held, "w2": whole}, num_devices=4)
-    with pytest.raises(UsageError, match="'w2' lies whole on one device and 'w1' is cut"):
+    with pytest.raises(UsageError, match="'w2' is whole on one device and 'w1' is cut"):
         planned(graph, mixed, "auto")
 
 
@@ -200,8 +200,8 @@ def test_boxes_of_no_layout_are_refused() -> None:
     swapped = (held.shards[0]._replace(box=held.shards[1].box), *held.shards[1:])
     odd = StateInPlace(held={"w1": held._replace(shards=swapped)}, num_devices=4)
     for algorithm in ("tofu", "auto-whole"):  # which was advised to use tofu
-        with pytest.raises(PardnnError, match="does not lie as a cut") as found:
+        with pytest.raises(PardnnError, match="is not laid out as by a cut") as found:
             planned(graph, odd, algorithm)
         assert found.value.code == "E225"
-    with pytest.raises(PardnnError, match=r"tofu\*heft lays state out anew"):
+    with pytest.raises(PardnnError, match=r"tofu\*heft changes the layout of the state"):
         planned(graph, state, "tofu*heft")

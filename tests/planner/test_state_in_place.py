@@ -207,7 +207,7 @@ def test_devices_that_others_fill(size: int) -> None:
     if size == 0:
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
         return
-    with pytest.raises(InfeasibleError, match="of others: device 0: 0 \\+ 100"):
+    with pytest.raises(InfeasibleError, match="of other steps: device 0: 0 \\+ 100"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
 
 
@@ -215,9 +215,11 @@ def test_a_plan_that_moves_state_is_not_valid() -> None:
     graph = build_graph("g", [parameter("w"), read("a", "w")])
     plan, _ = planned(graph, Cluster.uniform(2), state_on(graph, {"w": 1}, 2), "pardnn")
     check_state_kept(graph, plan, state_in_place(graph, plan))
-    with pytest.raises(InvalidPlanError, match="'w' lies on device 0, the plan has it on device 1"):
+    with pytest.raises(
+        InvalidPlanError, match="'w' is on device 0, but the plan puts it on device 1"
+    ):
         check_state_kept(graph, plan, state_on(graph, {"w": 0}, 2))
-    with pytest.raises(InvalidPlanError, match="for 2 devices, state lies on 3"):
+    with pytest.raises(InvalidPlanError, match="for 2 devices, the state is on 3"):
         check_state_kept(graph, plan, state_on(graph, {"w": 1}, 3))
 
 
@@ -236,7 +238,7 @@ def test_ops_that_write_state_of_two_devices_are_named() -> None:
         arguments={"mutates": ["w", "v"]},
     )  # fmt: skip
     graph = build_graph("g", [parameter("w"), parameter("v"), write])
-    with pytest.raises(InfeasibleError, match=r"'w' lies on device 0 and 'v' on device 1") as found:
+    with pytest.raises(InfeasibleError, match=r"'w' is on device 0 and 'v' on device 1") as found:
         planned(graph, Cluster.uniform(2), state_on(graph, {"w": 0, "v": 1}, 2), "auto-whole")
     assert found.value.code == "E301"
     assert "train.py:7" in str(found.value)
@@ -250,9 +252,9 @@ def test_state_that_does_not_fit_where_it_lies() -> None:
     with pytest.raises(InfeasibleError, match="device 0 holds 120 bytes of this step's state"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
     apart = state_on(graph, {"w": 0, "v": 1}, 2)
-    with pytest.raises(InfeasibleError, match="'a'.*usable are 100 bytes") as found:
+    with pytest.raises(InfeasibleError, match="'a'.*usable: 100 bytes") as found:
         planned(graph, Cluster.uniform(2, memory=100), apart, "auto-whole")
-    assert "State stays where it is; bytes of this step's + of others: device 0: 60 + 0" in str(
+    assert "State stays where it is (bytes of this step + of other steps: device 0: 60 + 0" in str(
         found.value
     )
 
@@ -268,7 +270,7 @@ def test_another_tensor_of_the_same_name_is_refused() -> None:
 
 def test_other_devices_are_refused() -> None:
     graph = build_graph("g", [parameter("w"), read("a", "w")])
-    with pytest.raises(UsageError, match="state lies on 3 devices, the cluster has 2"):
+    with pytest.raises(UsageError, match="the state is on 3 devices, the cluster has 2"):
         planned(graph, Cluster.uniform(2), state_on(graph, {"w": 1}, 3), "auto-whole")
 
 
@@ -297,4 +299,4 @@ def test_the_public_door() -> None:
     kept = pardnn.plan(graph, cluster, state=state)
     pardnn.check_state_kept(graph, kept, state)
     assert kept.placement["v"] == plan.placement["v"]
-    assert "tensors of state that stay where they are: 2" in kept.notes
+    assert "state tensors that stay where they are: 2" in kept.notes

@@ -1,4 +1,4 @@
-"""Layouts, pieces, wishes: plans meet them, the checker proves it, conflicts are the smallest."""
+"""Layouts, pieces, preferences: plans meet them, the checker proves it, conflicts are minimal."""
 
 import dataclasses
 import json
@@ -186,7 +186,7 @@ def test_layouts_of_one_storage_are_at_odds(quick_auto) -> None:
     assert found.value.code == "E303"
 
 
-def test_a_wish_is_met_where_it_costs_less_than_its_price(quick_auto) -> None:
+def test_a_preference_is_met_where_it_costs_less_than_its_price(quick_auto) -> None:
     graph, cluster = _blocks(), cluster_of(2)
     free = pardnn.plan(graph, cluster)
     assert free.predicted is not None
@@ -196,21 +196,21 @@ def test_a_wish_is_met_where_it_costs_less_than_its_price(quick_auto) -> None:
     loss = forced.predicted.makespan_s - free.predicted.makespan_s
     assert loss > 0
     for price in (0.4 * loss, 0.6 * loss, 2 * loss):
-        wishes = [pardnn.prefer(each, price) for each in ends]
-        plan = pardnn.plan(graph, cluster, constraints=wishes)
+        preferences = [pardnn.prefer(each, price) for each in ends]
+        plan = pardnn.plan(graph, cluster, constraints=preferences)
         assert plan.predicted is not None
         met = [plan.placement[each.what[0]] == each.devices[0] for each in ends]
-        assert plan.constraints == tuple(wishes)
+        assert plan.constraints == tuple(preferences)
         unmet = price * met.count(False)
         assert plan.predicted.makespan_s + unmet <= min(
             free.predicted.makespan_s + 2 * price, forced.predicted.makespan_s
         ) * (1 + 1e-9)
-        assert sum("wish met" in note for note in plan.notes) == met.count(True)
-        assert sum("wish not met" in note for note in plan.notes) == met.count(False)
+        assert sum("preference met" in note for note in plan.notes) == met.count(True)
+        assert sum("preference not met" in note for note in plan.notes) == met.count(False)
         pardnn.check_plan(graph, plan)
 
 
-def test_a_cheap_wish_does_not_slow_a_step_along_with_a_dear_one(quick_auto) -> None:
+def test_a_cheap_preference_does_not_slow_a_step_along_with_a_dear_one(quick_auto) -> None:
     graph, cluster = _blocks(), cluster_of(2)
     dear = pardnn.prefer(pardnn.pin("h1.in", 0), 10.0)
     cheap = pardnn.prefer(pardnn.pin("h1.out", 1), 1e-6)
@@ -222,7 +222,7 @@ def test_a_cheap_wish_does_not_slow_a_step_along_with_a_dear_one(quick_auto) -> 
     assert both.predicted.makespan_s <= alone.predicted.makespan_s + 1e-6
 
 
-def test_wishes_of_every_kind_decide_what_kind_of_plan_there_is(quick_auto) -> None:
+def test_preferences_of_every_kind_decide_what_kind_of_plan_there_is(quick_auto) -> None:
     weight = _weights()[0]
     dear = [pardnn.prefer(pardnn.fix_layout(weight, 1), 1.0)]
     plan = _plan(dear)
@@ -243,12 +243,12 @@ def test_wishes_of_every_kind_decide_what_kind_of_plan_there_is(quick_auto) -> N
         (lambda: pardnn.fix_layout(_weights()[0], 7), "E245", "has no dim 7, it has 2"),
         (lambda: pardnn.fix_layout(_weights()[0], 0, "m5"), "E245", r"no mesh axis 'm5'"),
         (lambda: pardnn.fix_layout(_weights()[0], -1), "E245", "dim is -1"),
-        (lambda: pardnn.fix_pieces(0), "E245", "there are 0 pieces"),
+        (lambda: pardnn.fix_pieces(0), "E245", "number of pieces is 0"),
         (lambda: pardnn.prefer(pardnn.pin("x", 0), float("nan")), "E245", "its price is nan"),
         (lambda: pardnn.prefer(pardnn.pin("x", 0), -1.0), "E245", "its price is -1"),
         (lambda: pardnn.prefer(pardnn.pin("no such", 0), 1.0), "E245", "is named 'no such'"),
-        (lambda: Constraint(kind="pin", what=("x",), devices=(0,), dim=1), "E245", "has a dim"),
-        (lambda: Constraint(kind="pieces", count=2, what=("x",)), "E245", "nothing else"),
+        (lambda: Constraint(kind="pin", what=("x",), devices=(0,), dim=1), "E245", "needs a dim"),
+        (lambda: Constraint(kind="pieces", count=2, what=("x",)), "E245", "count and nothing else"),
     ],
 )
 def test_what_says_nothing_is_refused(constraint, code: str, message: str) -> None:

@@ -163,7 +163,7 @@ def test_a_run_is_a_second_process_on_the_same_axis(step: Step, tmp_path: Path) 
         assert bars[0]["ts"] == pytest.approx(1e3 * next(
             i for i, name in enumerate(row) if name in calls
         ))  # fmt: skip
-    with pytest.raises(UsageError, match="by round-robin is no pipeline"):
+    with pytest.raises(UsageError, match="by round-robin is not a pipeline"):
         export(graph, plan, "pp-csv")
     with pytest.raises(UsageError, match=r"dot shows no times.*\n.*perfetto"):
         export(graph, plan, "dot", run=path)

@@ -102,7 +102,7 @@ def test_idle_time_of_many_reasons_is_told_whole():
 
 def test_stages_run_an_op_on_one_device_for_all_pieces():
     graph, cluster = hand_graphs.mlp(64, 64, 64, 64), pardnn.Cluster.uniform(2)
-    for algorithm, how in (("1f1b", "on one device for all"), ("round-robin", "placed by itself")):
+    for algorithm, how in (("1f1b", "on one device for all"), ("round-robin", "placed separately")):
         plan = pardnn.plan(graph, cluster, algorithm, microbatches=2, costs="v100")
         assert how in report(graph, plan).decided[0]
 
@@ -139,7 +139,7 @@ def test_a_busy_device_bounds_the_step_by_what_it_idles():
         busy = max(row.busy_s for row in found.devices) / found.times.makespan_s
         text = next(each.text for each in found.binds if each.what == "compute")
         least = "no" if algorithm == "single" else f"at most {100 * (1 - busy):.1f} %"
-        assert text.endswith(f"gets {least} shorter without less or faster work there.")
+        assert text.endswith(f"gets {least} shorter unless that device has less or faster work.")
 
 
 def test_a_page_says_whose_costs_it_shows(step):
@@ -201,7 +201,7 @@ def test_a_run_stands_beside_the_prediction(step, tmp_path):
             if phase in (0, 1, 2))
     )  # fmt: skip
     page = page_html(found)
-    assert "A run beside the prediction: medians of 1 steps" in page
+    assert "Measured next to predicted: medians of 1 steps" in page
     assert '<a href="#measured">' in page
     assert "<h2" not in page.partition("measured-title")[0].rpartition("</section>")[2]
     assert 'href="#measured"' not in page_html(report(graph, plan))

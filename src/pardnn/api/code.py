@@ -75,8 +75,8 @@ def edited_code(found: dict[int, str], folder: Path) -> list[Path]:
         origin = next(line for line in text.splitlines() if line.startswith(backends.CODE_ORIGIN))
         if origin not in files.read_bytes(path).decode(errors="replace"):
             raise MismatchError(
-                f"{str(path)!r} was not written for this plan and graph, by this version.\n"
-                "Write it with -o, edit it, and keep its line of the SHA-256.",
+                f"{str(path)!r} was not written for this plan and graph by this version.\nWrite "
+                "it with -o, edit it, and keep its SHA-256 line.",
                 code="E503",
             )
     return paths

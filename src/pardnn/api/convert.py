@@ -114,7 +114,7 @@ def format_of(content: bytes, what: str) -> str:
     if {"fpgas", "cpus"} <= data.keys():
         return MSR_SPLIT
     raise FileError(
-        f"{what}: no known format. A graph or plan states its `format`, an msr-fiddle input has "
+        f"{what}: unknown format. A graph or plan states its `format`, an msr-fiddle input has "
         "`nodes` and `edges`, a split `fpgas` and `cpus`.",
         code="E407",
         details={"path": "$.format"},
@@ -206,7 +206,7 @@ def _placed(content: bytes, source: Path, to: str, output: Path, options: Conver
     """Convert a plan, a placement or a split."""
     if options.graph_file is None:
         raise UsageError(
-            f"{str(source)!r} places the ops of a graph: say which, with --graph g.json",
+            f"{str(source)!r} needs the graph whose ops it places: add --graph g.json",
             code="E215",
         )
     graph = read_graph(options.graph_file)
@@ -234,14 +234,14 @@ def _placement(
         check_fingerprint(plan, graph)
         if plan.pieces is not None:
             raise UsageError(
-                f"plan {what} by {plan.algorithm} has its batch in pieces, so an op has no one "
+                f"plan {what} by {plan.algorithm} has its batch in pieces, so an op has no single "
                 "device.\nPlan without --microbatches.",
                 code="E214",
             )
         if plan.partition is not None:
             raise UsageError(
-                f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has one "
-                "device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
+                f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has a "
+                "single device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
                 code="E214",
             )
         if plan.cluster is not None and plan.cluster.num_devices != plan.num_devices:

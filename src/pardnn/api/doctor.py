@@ -53,5 +53,5 @@ def _torch(problems: list[str]) -> tuple[str | None, list[str]]:
         return None, []
     version = importlib.metadata.version("torch")
     if not version.startswith(TESTED_TORCH):
-        problems.append(f"torch {version} was never tested; {', '.join(TESTED_TORCH)} was")
+        problems.append(f"torch {version} has not been tested; {', '.join(TESTED_TORCH)} have")
     return version, backends.visible_devices()

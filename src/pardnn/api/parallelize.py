@@ -127,7 +127,7 @@ def parallelize(
         UsageError: E206, if both a plan and one to start from are given.
     """
     if plan is not None and start is not None:
-        raise UsageError("`start` would be ignored: the plan is made. Leave out one.", code="E206")
+        raise UsageError("`start` would be ignored with `plan`: leave one out.", code="E206")
     if not args and _takes_arguments(step):
         return backends.OnFirstCall(step, functools.partial(
             parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,

@@ -87,16 +87,16 @@ def export(
     """
     if to == "memory-viz":
         raise UsageError(
-            "torch's memory_viz page reads pickles alone, which can run code: none is written.\n"
-            "The memory of each device over time is in --to perfetto, and in `pardnn report`.",
+            "torch's memory_viz page reads only pickles, which can run code: none is written.\n"
+            "--to perfetto and `pardnn report` show each device's memory over time.",
             code="E243",
         )
     if to not in FORMATS:
         raise UsageError(f"no format {to!r:.40}: export writes {', '.join(FORMATS)}", code="E243")
     if run is not None and to not in TRACES:
         raise UsageError(
-            f"{to} shows no times, so no run can stand beside the plan.\n"
-            f"Use --to {' or '.join(TRACES)}, or leave out --run.",
+            f"{to} shows no times, so it cannot show a run.\nUse --to {' or '.join(TRACES)}, or "
+            "leave out --run.",
             code="E243",
         )
     found = timed(graph, plan, costs)
@@ -135,10 +135,14 @@ def _pipeline(found: Simulated) -> Rows:
         step = CutStep(found.whole, found.whole_seconds, found.graph, batched, count)
         rows = rows_of_plan(step, found.machine, found.arrays, name)
     if rows is None:
-        why = "was changed, or made with other --costs" if name in SCHEDULES else "is no pipeline"
+        why = (
+            "was changed, or made with other --costs"
+            if name in SCHEDULES
+            else ("is not a pipeline")
+        )
         raise UsageError(
-            f"the plan by {name:.40} {why}, so no schedule of stages says what it does.\n"
-            f"Make one: pardnn plan --microbatches N --algorithm {'|'.join(SCHEDULES)}.",
+            f"the plan by {name:.40} {why}, so it has no schedule of stages.\nMake one: pardnn "
+            f"plan --microbatches N --algorithm {'|'.join(SCHEDULES)}.",
             code="E244",
         )
     return rows

@@ -77,7 +77,9 @@ def run_target(
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
     """
     if not 0 < timeout <= MAX_WAIT_SECONDS:
-        raise UsageError(f"timeout is {timeout} seconds; it is above 0, up to {MAX_WAIT_SECONDS:g}")
+        raise UsageError(
+            f"timeout is {timeout} seconds; it must be above 0 and at most {MAX_WAIT_SECONDS:g}"
+        )
     entry = load_entry_point(target)
     entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
@@ -209,9 +211,9 @@ def _limits(graph: Graph, plan: Plan, cluster: Cluster | None) -> list[int | Non
     for device, (limit, peak) in enumerate(zip(limits, peaks, strict=True)):
         if limit is not None and limit < peak:
             raise MismatchError(
-                f"by this plan device {device} holds up to {bytes_text(peak)}, its limit is "
-                f"{bytes_text(limit)}.\nRun it under {max(peaks)}B or more, or plan again for "
-                "this limit.",
+                f"with this plan, device {device} holds up to {bytes_text(peak)}, but its limit "
+                f"is {bytes_text(limit)}.\nRun it under a limit of {max(peaks)}B or more, or plan "
+                "again for this limit.",
                 code="E504",
                 details={"peak_bytes": peaks, "limit_bytes": limits},
             )

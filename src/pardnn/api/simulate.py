@@ -53,7 +53,7 @@ def simulate(
         raise UsageError(f"policy is {policy!r:.40}; it can be order, fifo or priority")
     if plan.cluster is None:
         raise UsageError(
-            "the plan names no cluster, so its time is not defined.\n"
+            "the plan names no cluster, so its step time cannot be computed.\n"
             "Give one: --devices K, or --cluster FILE.",
             code="E212",
         )

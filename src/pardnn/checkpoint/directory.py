@@ -77,7 +77,7 @@ def io_error(what: str, path: Path, error: OSError, code: str = "E433") -> FileE
     """
     reason = error.strerror or str(error)
     advice = (
-        "The last complete step is still there; nothing of this one stays."
+        "The last complete step is still there; nothing of this one is kept."
         if code == "E433"
         else "Load an older step, or copy the checkpoint again."
     )
@@ -227,8 +227,8 @@ def committed(root: Path) -> list[Committed]:
                 found.append(Committed(time_ns, int(match[1]), int(match[2] or 1), path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileError(
-            f"there is no checkpoint: {shown(str(root))} is no directory.\n"
-            "Name the directory that was given to `save`.",
+            f"there is no checkpoint: {shown(str(root))} is not a directory.\nName the directory "
+            "that was given to `save`.",
             code="E430",
         ) from error
     except OSError as error:
@@ -298,8 +298,8 @@ def read_manifest(directory: Path) -> Manifest:
         if found != size:
             told = "is missing" if found is None else f"has {found} bytes"
             raise FileError(
-                f"the checkpoint is torn: {shown(str(piece))} {told}; written were {size}.\n"
-                "Load an older step, or copy the checkpoint again.",
+                f"the checkpoint is torn: {shown(str(piece))} {told}, but {size} were "
+                "written.\nLoad an older step, or copy the checkpoint again.",
                 code="E431",
                 details={"path": str(piece)},
             )

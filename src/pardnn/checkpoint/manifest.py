@@ -241,7 +241,7 @@ def check_manifest(manifest: Manifest, what: str) -> None:
     """
     names: set[str] = set()
     for tensor in manifest.tensors:
-        problem = "stands twice" if tensor.name in names else _tensor_problem(tensor, manifest)
+        problem = "appears twice" if tensor.name in names else _tensor_problem(tensor, manifest)
         if problem:
             raise FileError(
                 f"{what}: tensor {shown(tensor.name)} {problem}",
@@ -289,5 +289,5 @@ def _tensor_problem(tensor: SavedTensor, manifest: Manifest) -> str | None:
         for b in tensor.pieces[:i]
     )
     if overlap or covered != math.prod(tensor.shape) or not tensor.pieces:
-        return f"of {math.prod(tensor.shape)} elements is not covered once by its pieces"
+        return f"of {math.prod(tensor.shape)} elements is not covered exactly once by its pieces"
     return None

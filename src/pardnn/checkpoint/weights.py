@@ -89,7 +89,7 @@ def _indexed(path: Path) -> dict[str, StoredTensor]:
         raise _unfit(path, "it has no weight_map of names and files")
     outside = [name for name in where.values() if Path(name).name != name]
     if outside:
-        raise _unfit(path, f"it names {shown(outside[0])}, which is no file beside it")
+        raise _unfit(path, f"it names {shown(outside[0])}, which is not a file next to it")
     found = {name: _header(path.with_name(name)) for name in sorted(set(where.values()))}
     lacking = [name for name, file in where.items() if name not in found[file]]
     if lacking:
@@ -104,13 +104,13 @@ def _header(path: Path) -> dict[str, StoredTensor]:
             size = path.stat().st_size
             (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\xff"))
             if length > min(_MAX_HEADER_BYTES, size - 8):
-                raise _unfit(path, "it is no safetensors file")
+                raise _unfit(path, "it is not a safetensors file")
             content = stream.read(length)
     except OSError as error:
         raise io_error("cannot read", path, error, "E434") from error
     table = files.parse_json(content, f"the header of {shown(str(path))}")
     if not isinstance(table, dict):
-        raise _unfit(path, "its header is no table")
+        raise _unfit(path, "its header is not an object")
     table.pop("__metadata__", None)
     begin = 8 + length
     return {name: _stored(path, name, row, begin, size) for name, row in table.items()}
@@ -124,9 +124,11 @@ def _stored(path: Path, name: str, row: Any, begin: int, size: int) -> StoredTen
     except (TypeError, KeyError, ValueError) as error:
         raise _unfit(path, f"the entry of {shown(name)} is incomplete") from error
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise _unfit(path, f"the entry of {shown(name)} has sizes that are none")
+        raise _unfit(path, f"the entry of {shown(name)} has invalid sizes")
     if not isinstance(code, str) or code not in _BY_CODE:
-        raise _unfit(path, f"{shown(name)} has the type {shown(str(code))}, which torch has not")
+        raise _unfit(
+            path, (f"{shown(name)} has the type {shown(str(code))}, which torch does not have")
+        )
     dtype, itemsize = _BY_CODE[code]
     if end - start != math.prod(shape) * itemsize or begin + end > size:
         raise _unfit(path, f"{shown(name)} does not lie within the file")

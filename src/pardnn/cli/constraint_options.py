@@ -107,7 +107,7 @@ def constraints_of(demands: Demands) -> tuple[Constraint, ...]:
     for text in demands.prefer or ():
         demand, at, price = text.rpartition("@")
         if not at:
-            raise UsageError(f"--prefer {text!r:.80}: what is it worth? Write NAME=DEVICE@2ms.")
+            raise UsageError(f"--prefer {text!r:.80}: the price is missing. Write NAME=DEVICE@2ms.")
         found.append(prefer(_on_devices("prefer", demand), parse_seconds(price)))
     return tuple(found)
 

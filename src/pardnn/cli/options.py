@@ -51,9 +51,7 @@ def _seconds(limit: float | None) -> float | None:
     from pardnn.units import MAX_WAIT_SECONDS
 
     if limit is not None and not 0 <= limit <= MAX_WAIT_SECONDS:
-        raise UsageError(
-            f"--time-limit is {limit}; it is a number of seconds from 0 to {MAX_WAIT_SECONDS:g}"
-        )
+        raise UsageError(f"--time-limit is {limit}; it must be from 0 to {MAX_WAIT_SECONDS:g}")
     return limit
 
 

@@ -46,7 +46,7 @@ def refuse_overwriting(given: Mapping[str, Any]) -> None:
     for i, path in enumerate(written):
         if any(_is_same(path, other) for other in (*written[:i], *_read(given))):
             raise UsageError(
-                f"the command names {shown(str(path))} twice, and would write it over the other.\n"
+                f"the command names {shown(str(path))} twice and would overwrite it.\n"
                 "Name another file to write."
             )
 

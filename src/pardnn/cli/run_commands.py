@@ -207,11 +207,11 @@ def profile(
     if links == (target is not None):
         raise UsageError("give either FILE.py:FUNCTION or --links")
     if links:
-        unused.refuse_unused(context, ("threads", "batch_size"), "links are measured, and no ops.")
+        unused.refuse_unused(context, ("threads", "batch_size"), "only links are measured.")
     if output is not None and not (links and is_of_torchrun()):
         raise UsageError(
-            "-o writes the cluster that the ranks of torchrun are: "
-            "torchrun --nnodes 2 ... -m pardnn profile --links -o cluster.json",
+            "-o writes the cluster measured by the ranks of torchrun: torchrun --nnodes 2 ... -m "
+            "pardnn profile --links -o cluster.json",
             code="E205",
         )
     if links and is_of_torchrun():

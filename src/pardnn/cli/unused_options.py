@@ -23,7 +23,7 @@ OF_PLANNING = (
     "pieces", "prefer",
 )  # fmt: skip
 #: Why they would be ignored.
-WITH_A_PLAN = "the plan is made. Leave them or --plan out."
+WITH_A_PLAN = "the plan is already made. Leave out these options or --plan."
 
 
 def refuse_unused(context: typer.Context, names: Sequence[str], why: str) -> None:

@@ -51,7 +51,7 @@ def explain_memory(
     if change is not None:
         cluster = with_memory(case.cluster, change)
         limit = bytes_text(max((d.memory or 0 for d in cluster.devices), default=0))
-        anew = _anew(case, cluster, f"with {change}, a limit of {limit}", algorithm)
+        anew = _anew(case, cluster, f"with {change} (limit {limit})", algorithm)
     return MemoryExplained(
         makespan_s=case.timeline.makespan,
         devices=tuple(device_memory(memory, device) for device in range(len(case.devices))),
@@ -76,7 +76,7 @@ def explain_time(
     anew: tuple[Alternative, ...] = ()
     if change is not None:
         cluster = with_devices(case.cluster, change)
-        what = f"with {change} device, {cluster.num_devices} in all"
+        what = f"with {change} device ({cluster.num_devices} in all)"
         anew = _anew(case, cluster, what, algorithm)
     return TimeExplained(
         makespan_s=case.timeline.makespan,
@@ -130,13 +130,13 @@ def with_devices(cluster: Cluster, change: str) -> Cluster:
     """
     match, first = _MORE.fullmatch(change), cluster.devices[0]
     if match is None:
-        raise UsageError(f"{change!r:.40} is no number of devices; write +1", code="E242")
+        raise UsageError(f"{change!r:.40} is not a number of devices; write +1", code="E242")
     alike = all((d.type, d.memory, d.speed) == (first.type, first.memory, first.speed)
                 for d in cluster.devices)  # fmt: skip
     if not alike or cluster.links or cluster.default_link is None:
         raise UsageError(
-            "devices or links are not all alike, so it is open what one more would be.\n"
-            "Write the larger cluster to a file: pardnn plan TARGET --cluster FILE.",
+            "devices or links are not all alike, so it is unclear what one more would be.\nWrite "
+            "the larger cluster to a file: pardnn plan TARGET --cluster FILE.",
             code="E242",
         )
     more = more_like(first, int(match[1]), [device.name for device in cluster.devices])
@@ -176,7 +176,7 @@ def _anew(
 ) -> tuple[Alternative, ...]:
     """Plan the step as things are, and on another cluster."""
     return (
-        _planned(case, case.cluster, "as things are", algorithm),
+        _planned(case, case.cluster, "unchanged", algorithm),
         _planned(case, cluster, what, algorithm),
     )
 
@@ -184,7 +184,7 @@ def _anew(
 def _planned(case: Case, cluster: Cluster, what: str, algorithm: str | None) -> Alternative:
     costs = costs_for(case.graph, cluster, case.choice)
     problem = Problem(case.graph, cluster, costs, options_of(case, algorithm))
-    what = f"planned anew, {what}"
+    what = f"planned again, {what}"
     try:
         _, result = make_plan(problem)
     except InfeasibleError as error:

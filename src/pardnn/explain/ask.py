@@ -56,8 +56,8 @@ def ask(
         check_algorithm(algorithm)
         if topic not in ("memory", "time") or name is None:
             raise UsageError(
-                "--algorithm would be ignored: it is of plans made anew, by --memory +2GiB or "
-                "--time +1.",
+                "--algorithm would be ignored: it applies only to new plans, as with --memory "
+                "+2GiB or --time +1.",
                 code="E206",
             )
     case = opened(graph, plan, costs)

@@ -150,8 +150,8 @@ class Case:
         others = "" if said.costs is None else f" ({said.costs})"
         note = (
             f"the plan was made with other costs{others}: it predicts {said.makespan_s:.6g} s for "
-            f"the step, those used here ({self.costs.source}) give {now:.6g} s; --costs chooses "
-            "them"
+            f"the step, those used here ({self.costs.source}) give {now:.6g} s; choose with "
+            "--costs"
         )
         return (note,)
 

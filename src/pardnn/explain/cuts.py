@@ -80,7 +80,7 @@ def other_cuts(
     partition = case.plan.partition
     assert partition is not None
     if case.plan.recompute is not None or case.plan.offload is not None:
-        why = "second calls and state on the host were chosen for the cut that is there"
+        why = "second calls and state on the host were chosen for the existing cut"
         return (_refused("cut otherwise", why, judged=False),)
     graph = graph_in_pieces(case.graph, case.plan)
     found = ((each, _pieces_of(graph, each)) for each in tensors)
@@ -90,7 +90,7 @@ def other_cuts(
     local = len(graph.ops) * case.plan.num_devices
     if local > MANY_LOCAL_OPS:
         why = f"{len(graph.ops)} ops on {case.plan.num_devices} devices take too long"
-        return (_refused(f"{name} cut otherwise, or whole", why, judged=False),)
+        return (_refused(f"{name} cut differently, or whole", why, judged=False),)
     shape, axes = pieces[0].shape or (), len(partition.mesh.shape)
     layouts: list[Layout] = [(None,) * axes]
     layouts += [(dim,) * axes for dim in range(min(len(shape), MOST_DIMS))]
@@ -125,7 +125,7 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
     what = f"{asked.name} as ({', '.join(placements(layout))})"
     if partition.loops is not None:
         sharding = Sharding(partition.mesh, _with_layout(asked, layout), partition.loops)
-        yield _alternative(asked, problem, f"{what}, all else as it is", sharding)
+        yield _alternative(asked, problem, f"{what}, everything else unchanged", sharding)
     if not anew:
         return
     inside, capacity = case.cluster, min(filter(None, problem.capacities), default=None)
@@ -139,9 +139,9 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
             fixed=FixedLayouts(partition.mesh, demanded | dict.fromkeys(asked.pieces, layout)),
         )  # fmt: skip
     except PardnnError as error:
-        yield _refused(f"{what}, all else cut anew", error.message.splitlines()[0])
+        yield _refused(f"{what}, everything else cut again", error.message.splitlines()[0])
         return
-    yield _alternative(asked, problem, f"{what}, all else cut anew", sharding)
+    yield _alternative(asked, problem, f"{what}, everything else cut again", sharding)
 
 
 def _with_layout(asked: _Asked, layout: Layout) -> dict[str, Layout]:

@@ -98,7 +98,7 @@ def _notes(a: Case, b: Case) -> tuple[str, ...]:
     if (a.plan.partition is None) != (b.plan.partition is None):
         notes["one plan places whole ops, the other cuts every op over its devices"] = None
     elif (mixed_of(a) is None) != (mixed_of(b) is None):
-        notes["one plan cuts every op over all devices, the other inside of submeshes"] = None
+        notes["one plan cuts every op over all devices, the other inside submeshes"] = None
     each = [_rewritten(case.plan) for case in (a, b)]
     if each[0] != each[1]:
         notes[f"the first plan {each[0]}, the second {each[1]}"] = None

@@ -100,7 +100,7 @@ def _over(case: Case, held: Sequence[int]) -> str:
     limits = [2**62 if size is None else size for size in case.usable]
     device = max(range(len(held)), key=lambda d: held[d] - limits[d])
     return (
-        f"{case.devices[device]} would hold {bytes_text(held[device])}, usable are "
+        f"{case.devices[device]} would hold {bytes_text(held[device])}, usable: "
         f"{bytes_text(case.usable[device])}; tried in two orders"
     )
 
@@ -151,7 +151,7 @@ def alternative(case: Case, what: str, found: Judged) -> Alternative:
 def ordered_anew(case: Case) -> Alternative:
     """Judge the plan with nothing moved: what an order made anew brings of every move."""
     found = judged(case, case.arrays.place.copy())
-    return alternative(case, "nothing moved, the order made anew", found)
+    return alternative(case, "nothing moved, new order", found)
 
 
 def moves(case: Case, ops: Sequence[int]) -> tuple[Alternative, ...]:

@@ -196,7 +196,7 @@ def _on_host(ops: Sequence[Op]) -> Iterator[str]:
     there = {tensor.name for op in ops if op.memory == "host" for tensor in op.outputs}
     for op in ops:
         if op.memory == "host" and op.kind != "state":
-            yield f"op {shown(op.name)} ({shown(op.kind)}) is on the host, but is no state"
+            yield f"op {shown(op.name)} ({shown(op.kind)}) is on the host, but is not a state"
         reads = [name for name in op.inputs if name in there]
         if op.kind in _COPIES:
             if reads != list(op.inputs[:1]):

@@ -48,7 +48,7 @@ def argument_faults(op: Op) -> Iterator[str]:
 
 def _args(op: Op, value: Any) -> str | None:
     if not isinstance(value, list | tuple):
-        return "is no list"
+        return "is not a list"
     found = cast("Sequence[Any]", value)
     inputs = op.inputs if len(op.inputs) < 8 else frozenset(op.inputs)
     if op.kind.startswith("pardnn."):  # their checker knows the structure
@@ -62,7 +62,7 @@ def _args(op: Op, value: Any) -> str | None:
 
 def _kwargs(op: Op, value: Any) -> str | None:
     if not isinstance(value, dict):
-        return "is no object"
+        return "is not an object"
     return _args(op, list(cast("dict[str, Any]", value).values()))
 
 
@@ -120,12 +120,12 @@ def _reference_fault(value: Any, inputs: Collection[str]) -> str | None:
 
 def _returns(op: Op, value: Any) -> str | None:
     if not isinstance(value, list | tuple):
-        return "is no list"
+        return "is not a list"
     names = [name for name in cast("Sequence[Any]", value) if name is not None]
     outputs = {tensor.name for tensor in op.outputs}
     odd = [name for name in names if not isinstance(name, str) or name not in outputs]
     if odd:
-        return f"names {_text(odd[0])}, no output"
+        return f"names {_text(odd[0])}, which is not an output"
     return "names an output twice" if len(set(names)) < len(names) else None
 
 
@@ -137,7 +137,7 @@ def _mutates(op: Op, value: Any) -> str | None:
 
 
 def _of_type(kind: type | tuple[type, ...], what: str) -> Callable[[Op, Any], str | None]:
-    return lambda op, value: None if isinstance(value, kind) else f"is no {what}"
+    return lambda op, value: None if isinstance(value, kind) else f"is not {what}"
 
 
 def _literal(op: Op, value: Any) -> str | None:
@@ -172,19 +172,19 @@ def _shard(op: Op, value: Any) -> str | None:
         for ends in cast("Sequence[Any]", box)
     )
     is_shard = found.keys() == {"of", "box"} and isinstance(found["of"], str) and is_box
-    return None if is_shard else f"is {_text(value)}, no box of a tensor"
+    return None if is_shard else f"is {_text(value)}, not a box of a tensor"
 
 
 def _effects(op: Op, value: Any) -> str | None:
     """Check what the step tells objects of its user."""
     if not isinstance(value, list | tuple):
-        return "is no list"
+        return "is not a list"
     for effect in cast("Sequence[Any]", value):
         found = cast("dict[str, Any]", effect) if isinstance(effect, dict) else {}
         contents = [found[key] for key in found if key in _EFFECTS]
         is_one = len(contents) == 1 and found.keys() - _EFFECTS <= {"unless"}
         if not is_one or not isinstance(contents[0], list | tuple):
-            return f"holds {_text(effect)}, no effect of a step"
+            return f"holds {_text(effect)}, not an effect of a step"
     return None
 
 
@@ -200,16 +200,17 @@ def _text(value: Any) -> str:
 
 _CALL: Mapping[str, Callable[[Op, Any], str | None]] = {
     "args": _args, "kwargs": _kwargs, "returns": _returns, "mutates": _mutates,
-    "redraws": _of_type(str, "name of an op"), "of": _of_type(str, "name of an op"),
-    "collective": _of_type(dict, "object"),
+    "redraws": _of_type(str, "a name of an op"), "of": _of_type(str, "a name of an op"),
+    "collective": _of_type(dict, "an object"),
 }  # fmt: skip
 _SOURCE: Mapping[str, Callable[[Op, Any], str | None]] = {
     "args": _args, "kwargs": _kwargs, "initial": _literal, "value": _literal, "guard": _guard,
-    "data": _data, "shard": _shard, "persistent": _of_type(bool, "truth value"),
-    "written": _of_type(bool, "truth value"), "device": _of_type(str, "device"),
+    "data": _data, "shard": _shard, "persistent": _of_type(bool, "a truth value"),
+    "written": _of_type(bool, "a truth value"), "device": _of_type(str, "a device"),
 }  # fmt: skip
 _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
-    "settings": _of_type(dict, "object"), "host": _of_type(dict, "object"), "effects": _effects,
+    "settings": _of_type(dict, "an object"), "host": _of_type(dict, "an object"),
+    "effects": _effects,
     "schedules": _list_of_names, "result": lambda op, value: None,
-    "opening": _of_type(bool, "truth value"), "unread": _list_of_names,
+    "opening": _of_type(bool, "a truth value"), "unread": _list_of_names,
 }  # fmt: skip

@@ -288,12 +288,12 @@ def split_from_json(
                 if node not in names:
                     raise MismatchError(f"{what}: {place}: no op has the id {node}", code="E503")
                 if names[node] in found:
-                    raise _wrong(what, place, f"node {node} stands twice in the split")
+                    raise _wrong(what, place, f"node {node} appears twice in the split")
                 found[names[node]] = devices[i]
     missing = [number for number, name in names.items() if name not in found]
     if missing:
         raise MismatchError(
-            f"{what}: node {missing[0]} is nowhere ({len(missing)} such nodes)", code="E503"
+            f"{what}: node {missing[0]} is missing ({len(missing)} such nodes)", code="E503"
         )
     return {op.name: found[op.name] for op in graph.ops}
 

@@ -112,7 +112,7 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
     if np.any(nowhere):
         op = int(np.flatnonzero(nowhere[arrays.group])[0])
         raise InfeasibleError(
-            f"op number {op} can run on no device of the cluster, alone or with its group.\n"
+            f"op number {op} cannot run on any device of the cluster, alone or with its group.\n"
             "Add a device of the type that its `seconds` name.",
             code="E302",
             details={"op": op},

@@ -51,16 +51,16 @@ def infeasible(
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
     message = (
-        f"no plan fits. The nearest found{how} needs {_text(int(live[worst]))} on device {device}, "
-        f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.\n"
-        f"Largest single op: {shown(big.name)}{_at(big.source)}: "
-        f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "
-        f"{_text(workspace)}.\nNo plan can do with less than {_text(least)} on some device."
+        f"no plan fits. The closest found{how} needs {_text(int(live[worst]))} on device "
+        f"{device}, while {shown(op.name)}{_at(op.source)} runs; usable: {_text(usable)}.\n"
+        f"Largest single op: {shown(big.name)}{_at(big.source)}: {_text(int(needs[largest]))}, of "
+        f"which outputs {_text(made)}, workspace {_text(workspace)}.\n"
+        f"Every plan needs at least {_text(least)} on some device."
     )
     if missing is not None:
         message += _link_text(graph, attempt, missing)
     if not _may_fit(least, capacities):
-        message += " So this limit is impossible for the step as it is."
+        message += " So the step as it is cannot meet this limit."
     details: dict[str, Any] = {
         "device": device,
         "op": op.name,
@@ -79,7 +79,8 @@ def _link_text(graph: Graph, attempt: PlanArrays, missing: tuple[int, int]) -> s
     before, after = (shown(graph.ops[op].name) for op in missing)
     source, target = (int(attempt.place[op]) for op in missing)
     return (
-        f"\nThe nearest found also needs a link from device {source} to device {target}, which the "
+        "\n"
+        f"The closest found also needs a link from device {source} to device {target}, which the "
         f"cluster does not have: {after} comes after {before}."
     )
 
@@ -130,8 +131,9 @@ def named_op(error: InfeasibleError, graph: Graph) -> InfeasibleError:
     op = graph.ops[number]
     where, kinds = f" ({op.source})" if op.source else "", ", ".join(sorted(op.seconds or ()))
     return InfeasibleError(
-        f"op {shown(op.name)}{where} can run on no device of the cluster, alone or with its group"
-        f"; its `seconds` name: {kinds or 'none'}.\nAdd a device of such a type.",
+        f"op {shown(op.name)}{where} cannot run on any device of the cluster, alone or with its "
+        f"group; its `seconds` name: {kinds or 'none'}.\n"
+        "Add a device of such a type.",
         code="E302",
         details={"op": op.name, "source": op.source},
     )

@@ -104,4 +104,4 @@ def _parse(line: str, number: int) -> Action:
             return Compute(names[0])
     except ValueError:
         pass
-    raise FileError(f"line {number}: {line!r:.80} is no action", code="E407")
+    raise FileError(f"line {number}: {line!r:.80} is not an action", code="E407")

@@ -193,7 +193,7 @@ def _order(c: _Context) -> Iterator[str]:
     for device, row in enumerate(rows):
         for name in row:
             if name in seen:
-                yield f"order: op {name!r:.80} stands twice"
+                yield f"order: op {name!r:.80} is listed twice"
             seen.add(name)
             if placement.get(name) != device:
                 yield f"order: op {name!r:.80} is in the list of device {device}, not placed there"
@@ -232,16 +232,16 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
     if not 0 <= m.source < c.plan.num_devices:
         yield f"it comes from device {m.source}, but there are {c.plan.num_devices}"
     elif not 0 <= m.target < c.plan.num_devices or m.target == m.source:
-        yield "its target is no other device"
+        yield "it is sent to the device it comes from"
     elif c.cluster is not None and c.cluster.arrays.latency[m.source, m.target] == float("inf"):
         yield "no link joins the two devices"
     if c.plan.placement.get(m.post_before) != m.target:
-        yield f"post_before {m.post_before!r:.60} is no op of the receiver"
+        yield f"post_before {m.post_before!r:.60} is not an op of the receiver"
     if m.into is not None and c.plan.partition is None:
         yield f"it goes into {m.into!r:.60}, but only sharded plans receive in place"
     if m.hold_until is not None:
         if c.plan.placement.get(m.hold_until) != m.source:
-            yield f"hold_until {m.hold_until!r:.60} is no op of the sender"
+            yield f"hold_until {m.hold_until!r:.60} is not an op of the sender"
         elif c.position(m.hold_until) < c.position(producer):
             yield f"hold_until {m.hold_until!r:.60} runs before the tensor exists"
 
@@ -260,7 +260,7 @@ def _deliveries(c: _Context) -> Iterator[str]:
                 continue
             message = delivered.get((tensor, device))
             if message is None:
-                yield f"op {op.name!r:.60} reads {tensor!r:.60}, never sent to device {device}"
+                yield f"op {op.name!r:.60} reads {tensor!r:.60}, not sent to device {device}"
             elif c.position(message.post_before) > at:
                 yield f"op {op.name!r:.60} reads {tensor!r:.60} before its receive is posted"
         for predecessor in op.after:
@@ -362,11 +362,11 @@ def dry_run(lowered: Lowered) -> Iterator[str]:
             waiting = actions[at[rank]]
             assert isinstance(waiting, Wait)
             message = lowered.messages[waiting.message]
-            yield f"deadlock: rank {rank} waits for ever for {message.tensor!r:.60}"
+            yield f"deadlock: rank {rank} waits forever for {message.tensor!r:.60}"
     if all(place == len(actions) for place, actions in zip(at, lowered.ranks, strict=True)):
         for number, count in enumerate(posted):
             if count != 2:
-                yield f"message {number} is posted {count} times, not by its two ends"
+                yield f"message {number} is posted {count} times, not once by each end"
 
 
 def _advance(actions: Sequence[Action], at: int, posted: list[int]) -> int:
@@ -394,6 +394,6 @@ def _memory(graph: Graph, plan: Plan, arrays: PlanArrays, cluster: Cluster | Non
     ):
         if capacity is not None and peak > capacity:
             yield (
-                f"memory: device {device} holds up to {peak} bytes, usable are {capacity} "
-                f"(limit {cluster.devices[device].memory}, reserve {plan.reserve:g})"
+                f"memory: device {device} holds up to {peak} bytes, usable: {capacity} (limit "
+                f"{cluster.devices[device].memory}, reserve {plan.reserve:g})"
             )

@@ -49,7 +49,7 @@ def call_problem(
     """
     found, expected = dict(op.arguments or {}), dict(whole.arguments or {})
     if found.pop("returns", None) != _returns(op, whole, piece):
-        return "it names its results otherwise"
+        return "it gives its results other names"
     changes, changed = found.pop("mutates", []), expected.pop("mutates", [])
     if len(changes) != len(changed) or not all(map(reads, changes, changed)):
         return "it changes other tensors in place"
@@ -63,7 +63,7 @@ def call_problem(
     if _is_sum(op, whole) and MEAN in expected["args"][first:]:
         at = expected["args"].index(MEAN, first)
         expected["args"] = [*expected["args"][:at], SUM, *expected["args"][at + 1 :]]
-    return None if _is_same(found, expected, share, reads, False) else "its arguments are others"
+    return None if _is_same(found, expected, share, reads, False) else "its arguments differ"
 
 
 def _is_sum(op: Op, whole: Op) -> bool:

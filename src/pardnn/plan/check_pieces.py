@@ -42,7 +42,7 @@ def pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
     """Yield what is wrong with a cut graph."""
     points = pieces.points
     if len(points) < 3 or points[0] != 0 or any(a >= b for a, b in itertools.pairwise(points)):
-        yield f"pieces: {list(points)} are not the begins of two or more pieces, and an end"
+        yield f"pieces: {list(points)} are not the starts of two or more pieces and an end"
         return
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     for name, (dim, scale, outer) in pieces.batch.items():
@@ -57,7 +57,7 @@ def pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
         try:
             problem = checker.problem(op)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            problem = f"its arguments make no sense ({error!s:.60})"
+            problem = f"its arguments are not valid ({error!s:.60})"
         if problem is not None:
             yield f"pieces: op {op.name!r:.60}: {problem}"
 
@@ -85,7 +85,7 @@ class _Checker:
         for name in self.whole:
             parts = sum(piece_of(name, i) in self.there for i in range(self.number))
             if parts + self.number * (name in self.there) != self.number:
-                yield f"pieces: op {name!r:.60} is there in {parts} pieces of {self.number}"
+                yield f"pieces: op {name!r:.60} has {parts} of {self.number} pieces"
 
     def box(self, name: str, piece: int) -> Box:
         """Return the samples of a piece of a tensor; in runs, as if they stood together."""
@@ -107,7 +107,7 @@ class _Checker:
         args, (output,) = _args(op), op.outputs
         found = self._helper(op, args)
         if found is None:
-            return f"it is no op of the graph, and {op.kind!r:.40} combines no pieces so"
+            return f"it is not an op of the graph, and {op.kind!r:.40} does not combine pieces"
         self.meaning[output.name] = found
         return self._shaped(output, found)
 
@@ -131,9 +131,9 @@ class _Checker:
             total = self._taken(args[0]["tensor"], whole.outputs[0].name)
             args = args[1:]
             if total is None or total.end != piece:
-                return f"what it adds its result to is no sum of the pieces before {piece}"
+                return f"what it adds its result to is not the sum of the pieces before {piece}"
         elif op.kind != whole.kind:
-            return f"it is {op.kind}, no piece of {whole.kind}"
+            return f"it is {op.kind}, not a piece of {whole.kind}"
         read = op.inputs[1:] if total else op.inputs
         problem = next((p for p in (self._read(name, whole, piece) for name in read) if p), None)
         share = Share(self.pieces.points[piece + 1] - self.pieces.points[piece], self.last)
@@ -147,7 +147,7 @@ class _Checker:
         for tensor in op.outputs:
             of = results.get(tensor.name)
             if of is None:
-                return f"{tensor.name!r:.60} is no piece of its results"
+                return f"{tensor.name!r:.60} is not a piece of its results"
             is_piece = of in self.pieces.batch
             found = self.meaning[tensor.name] = (
                 _Meaning("piece", of, piece) if is_piece else _Meaning("part", of, piece, piece + 1)
@@ -161,10 +161,10 @@ class _Checker:
         """Return what is wrong with a tensor that a piece reads."""
         found = self.meaning.get(name)
         if found is None or found.of not in whole.inputs:
-            return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
+            return f"it reads {name!r:.60}, which {whole.name!r:.60} does not read"
         is_share = found.what == "share" and name == f"{whole.name}:share"
         if found.what != "whole" and not is_share and found.number != piece:
-            return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
+            return f"it reads {name!r:.60}, which {whole.name!r:.60} does not read"
         if not is_share and found.what not in ("whole", "piece", "blank"):
             return f"it reads {name!r:.60}, which is not complete"
         return None

@@ -34,7 +34,7 @@ def recompute_problems(
     """
     names = {call.name: call.op for call in calls}
     if len(names) != len(calls) or any(call.number < 2 for call in calls):
-        yield "recompute: a call has the number of another call of its op"
+        yield "recompute: two calls of one op have the same number"
         return
     ops = {op.name: op for op in graph.ops}
     tensors = {t.name: op.name for op in graph.ops for t in op.outputs}
@@ -64,9 +64,9 @@ def recompute_problems(
 def _may_not(op: Op, completed: frozenset[str]) -> str | None:
     """Return why an op may not be called again."""
     if op.is_source or op.kind == LOSS_KIND or not op.outputs:
-        return "is no call whose results could be made again"
+        return "is not a call that can be repeated"
     if op.memory == "residual":
-        return "makes what outlives the step"
+        return "makes a tensor that outlives the step"
     if op.kind.startswith("pardnn.") and op.kind not in _PURE:
         return "works in place or for all devices"
     if op.kind == FETCH and op.outputs[0].name in completed:
@@ -83,7 +83,7 @@ def _differs(op: Op, whole: Op, again: Mapping[str, str]) -> str | None:
     if (op.kind, op.memory, op.workspace, op.group) != (
         whole.kind, whole.memory, whole.workspace, whole.group,
     ):  # fmt: skip
-        return f"is not the {whole.kind:.60} that it calls again"
+        return f"is not the {whole.kind:.60} that it repeats"
     if tuple(map(plain, op.inputs)) != whole.inputs:
         return "reads other tensors"
     if not set(whole.after) <= set(op.after):

@@ -17,7 +17,7 @@ is on all devices of it: a pin has to name all of these, and ops are together on
 layouts an op stands for what it makes, and a layer for its parameters; those without the dim are
 not meant.
 
-With a price a constraint is a wish: a plan that does not meet it counts as so many seconds slower.
+A constraint with a price is a preference: a plan that does not meet it counts as that much slower.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DeviceName = int | str
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """One demand, which a plan meets or is none; with a price, a wish.
+    """One constraint, which every plan must meet; with a price, a preference.
 
     Attributes:
         kind: See the module.
@@ -113,20 +113,20 @@ def _gaps(each: Constraint) -> Iterator[str]:
     if not each.what and kind not in ("forbid", "pieces"):
         yield "it names no op, tensor or layer"
     if len(each.what) < 2 and kind == "apart":
-        yield "two or more can be apart"
+        yield "apart needs two or more names"
     if (kind == "layout") != (each.dim is not None):
-        yield "a layout has a dim, a number from 0 on, or whole; nothing else has one"
+        yield "a layout needs a dim (a number of at least 0, or whole); other kinds take none"
     if isinstance(each.dim, int) and each.dim < 0:
-        yield f"dim is {each.dim}; it is a number from 0 on, or whole"
+        yield f"dim is {each.dim}; it must be a number of at least 0, or whole"
     if each.axis is not None and kind != "layout":
         yield "only a layout has a mesh axis"
     if (kind == "pieces") != (each.count is not None) or (kind == "pieces" and each.what):
-        yield "pieces have a count and nothing else; nothing else has a count"
+        yield "pieces take a count and nothing else; other kinds take no count"
     if each.count is not None and not 1 <= each.count <= MAX_PIECES:
-        yield f"there are {each.count} pieces; it is a number from 1 to {MAX_PIECES}"
+        yield f"the number of pieces is {each.count}; it must be from 1 to {MAX_PIECES}"
     price = each.price_s
     if price is not None and not (math.isfinite(price) and 0 < price <= MAX_PRICE):
-        yield f"its price is {price:g} s; it is a number of seconds above 0, up to {MAX_PRICE:g}"
+        yield f"its price is {price:g} s; it must be above 0 and at most {MAX_PRICE:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def fix_pieces(count: int) -> Constraint:
 
 
 def prefer(constraint: Constraint, price_s: float) -> Constraint:
-    """Return a wish: what is demanded, unless it makes the step slower by more than its price.
+    """Return a preference: the constraint holds unless it slows the step by more than its price.
 
     Args:
         constraint: Of any kind.

@@ -215,7 +215,7 @@ def placement_to_text(placement: dict[str, int] | Any) -> str:
     for name in placement:
         if len(name.splitlines()) != 1 or name != name.strip():
             raise FileError(
-                f"op {name!r:.80} cannot stand in a placement file: a line is `op device`",
+                f"op {name!r:.80} cannot be written to a placement file: a line is `op device`",
                 code="E409",
             )
     return "".join(f"{name} {device}\n" for name, device in placement.items())
@@ -235,6 +235,6 @@ def placement_from_text(text: str, what: str = "placement") -> dict[str, int]:
         if not name or not (device.isascii() and device.isdigit()) or len(device) > 9:
             raise FileError(f"{what}, line {number}: expected `op device`", code="E409")
         if name in placement:
-            raise FileError(f"{what}, line {number}: op {name!r:.80} stands twice", code="E409")
+            raise FileError(f"{what}, line {number}: op {name!r:.80} appears twice", code="E409")
         placement[name] = int(device)
     return placement

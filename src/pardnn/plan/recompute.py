@@ -83,7 +83,7 @@ def _ops_with_calls(graph: Graph, calls: Sequence[SecondCall]) -> list[Op]:
         known = {*position, *by_name}
         unknown = [name for name in (call.op, *call.readers) if name not in known]
         if call.op not in position or unknown or not call.readers:
-            raise InvalidPlanError(f"recompute: {shown(call.name)} is of no op, or without readers")
+            raise InvalidPlanError(f"recompute: {shown(call.name)} has no op or no readers")
     of = {name: call.op for name, call in by_name.items()} | {name: name for name in position}
     stage = dict(position)
     for call in sorted(calls, key=lambda call: -position[call.op]):

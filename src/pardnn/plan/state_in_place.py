@@ -135,7 +135,7 @@ def tensor_problems(graph: Graph, state: StateInPlace) -> Iterator[str]:
         if (new.shape, new.dtype, new.strides, new.bytes) != (
             old.shape, old.dtype, old.strides, old.bytes,
         ):  # fmt: skip
-            yield f"{op.kind} {shown(op.name)} is {_text(new)}; what lies there is {_text(old)}"
+            yield f"{op.kind} {shown(op.name)} is {_text(new)}; the tensor there is {_text(old)}"
 
 
 def _text(tensor: Tensor) -> str:
@@ -156,7 +156,7 @@ def state_problems(
         cluster: Tells the limits; the plan's own if None.
     """
     if plan.num_devices != state.num_devices:
-        return [f"the plan is for {plan.num_devices} devices, state lies on {state.num_devices}"]
+        return [f"the plan is for {plan.num_devices} devices, the state is on {state.num_devices}"]
     problems = [*tensor_problems(graph, state)]
     for name, shards in state_layout(graph, plan).items():
         held = state.held.get(name)
@@ -165,7 +165,7 @@ def state_problems(
         there, here = places_of(held.shards), places_of(shards)
         if here != there:
             problems.append(
-                f"{shown(name)} lies on {_where(there)}, the plan has it on {_where(here)}"
+                f"{shown(name)} is on {_where(there)}, but the plan puts it on {_where(here)}"
             )
     cluster = cluster or plan.cluster
     if cluster is None or problems:
@@ -176,8 +176,8 @@ def state_problems(
         left = usable[device]
         if left is not None and peak > left:
             problems.append(
-                f"device {device} holds up to {peak} bytes; beside what other steps keep there, "
-                f"{left} are usable"
+                f"device {device} holds up to {peak} bytes; {left} are usable next to what other "
+                "steps keep there"
             )
     return problems
 

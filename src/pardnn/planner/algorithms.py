@@ -126,8 +126,8 @@ def check_algorithm(name: str) -> None:
     known = known_algorithms()
     if name not in known and mixed_parts(name) is None:
         raise UsageError(
-            f"no algorithm {name!r:.40}; there are {', '.join(known)}, and a cut inside of "
-            "submeshes with a placement on them, such as megatron*1f1b" + did_you_mean(name, known),
+            f"no algorithm {name!r:.40}; there are {', '.join(known)}, and CUT*PLACEMENT, such as "
+            "megatron*1f1b" + did_you_mean(name, known),
             code="E210",
         )
 

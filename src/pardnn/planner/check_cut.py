@@ -76,7 +76,7 @@ def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
     """
     if plan.cluster is None:
         raise UsageError(
-            "the plan names no cluster, so its time is not defined.\n"
+            "the plan names no cluster, so its step time cannot be computed.\n"
             "Plan again with --devices or --cluster.",
             code="E212",
         )
@@ -107,7 +107,7 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
     axes = len(partition.mesh.shape)
     for name, row in loops.items():
         if name not in calls or len(row) != axes:
-            yield f"partition.loops: {shown(name)} is no call that could be cut along {list(row)}"
+            yield f"partition.loops: {shown(name)} is not a call that can be cut along {list(row)}"
             return
     if not (0 <= partition.relay_axes <= axes and partition.reuse >= 0):
         yield f"partition: relay_axes {partition.relay_axes}, reuse {partition.reuse}"
@@ -130,7 +130,7 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
         for name in ("in_turn", "reuse", "relay_axes", "sums_in_place"):
             if getattr(partition, name):
                 found = getattr(partition, name)
-                yield f"partition.{name} is {found}, of a plan with submeshes, which never sets it"
+                yield f"partition.{name} is {found}; a plan with submeshes never sets it"
     owned = functools.partial(_owned, calls, partition)
     yield from _differences("partition", partition.ops, made.ops, owned)
     if plain is not None:
@@ -152,7 +152,9 @@ def _other_places(plan: Plan, derived: Plan) -> Iterator[str]:
     """Yield ops that run elsewhere, and messages received elsewhere, than the cut says."""
     for name, device in derived.placement.items():
         if plan.placement.get(name, device) != device:
-            yield f"placement: {shown(name)} is of device {device}, not {plan.placement[name]}"
+            yield (
+                f"placement: {shown(name)} belongs to device {device}, not {plan.placement[name]}"
+            )
     into = {(m.tensor, m.source, m.target): m.into for m in derived.messages}
     for i, m in enumerate(plan.messages):
         key = m.tensor, m.source, m.target
@@ -175,7 +177,7 @@ def _pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
             return
         if (derived.points, dict(derived.batch)) != (pieces.points, dict(pieces.batch)):
             yield (
-                f"pieces: points {list(pieces.points)} and the dims of the batch are not those of "
+                f"pieces: points {list(pieces.points)} and the dims of the batch do not match "
                 f"{count} pieces, which begin at {list(derived.points)}"
             )
             return
@@ -201,7 +203,7 @@ def _differences(
     foreign = [name for name in names if name not in by_name]
     missing = by_name.keys() - set(names)
     if foreign:
-        yield f"{what}: op {shown(foreign[0])} follows from nothing that the plan decides"
+        yield f"{what}: op {shown(foreign[0])} does not follow from what the plan decides"
     if missing:
         yield f"{what}: op {shown(min(missing))} is missing"
     if foreign or missing:
@@ -212,7 +214,7 @@ def _differences(
             yield f"{what}: op {shown(op.name)}{where(expected)}: {_field(op, expected)}"
     moved = next((a for a, b in zip(ops, derived, strict=True) if a.name != b.name), None)
     if moved is not None:
-        yield f"{what}: op {shown(moved.name)} stands in another place of the list"
+        yield f"{what}: op {shown(moved.name)} is at another position in the list"
 
 
 def _is_same(op: Op, expected: Op) -> bool:
@@ -234,7 +236,7 @@ def _text(data: Any) -> str:
 def _field(op: Op, expected: Op) -> str:
     """Return where two ops differ first, and how."""
     path, found, wanted = _first(_deciding(op), _deciding(expected), "")
-    return f"{path[1:]} is {_value(found)}, derived is {_value(wanted)}"
+    return f"{path[1:]} is {_value(found)}, expected {_value(wanted)}"
 
 
 def _value(data: Any) -> str:

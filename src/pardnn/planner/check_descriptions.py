@@ -178,8 +178,8 @@ def _unchecked(op: Op, call: Call, description: Description) -> str | None:
             raise DescriptionError(
                 f"the description of {shown(description.name)} ({description.source}) is wrong: "
                 f"cut along {loop!r} among {workers} workers, {text}.\n"
-                f"The call is that of {op.source or shown(op.name)}, here with {shapes}. "
-                "pardnn.verify(op, ...) shows it on values of your own."
+                f"The call is at {op.source or shown(op.name)}, here with {shapes}. Check it on "
+                "your own values with pardnn.verify(op, ...)."
             )
         return None
     return reason

@@ -53,9 +53,9 @@ def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
     if len(found) == 2:
         whole, cut = (graph.ops[found[kind]].name for kind in ("whole", "cut"))
         raise UsageError(
-            f"{shown(whole)} lies whole on one device and {shown(cut)} is cut over all: no plan "
-            "keeps both where they are.\nPlan the steps that share state all in one of the two "
-            "ways.",
+            f"{shown(whole)} is whole on one device and {shown(cut)} is cut over all: no plan "
+            "keeps both where they are.\n"
+            "Plan all steps that share state the same way: all placed, or all cut.",
             code="E225",
             details={"whole": whole, "cut": cut},
         )
@@ -93,8 +93,8 @@ def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:
         layout = None if held.mesh != mesh or mesh is None else _layout_of(held, mesh)
         if layout is None:
             raise UsageError(
-                f"{shown(graph.ops[i].name)} does not lie as a cut over all devices leaves it, but "
-                "as a plan that cuts inside of submeshes does, say: no plan leaves it there.\n"
+                f"{shown(graph.ops[i].name)} is not laid out as by a cut over all devices (a plan "
+                "that cuts inside submeshes lays it out differently): no plan leaves it there.\n"
                 "Plan without the state.",
                 code="E225",
             )
@@ -130,15 +130,16 @@ def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPl
     """
     if state.num_devices != cluster.num_devices:
         raise UsageError(
-            f"state lies on {state.num_devices} devices, the cluster has {cluster.num_devices}: "
-            "it can be left where it is on the same devices only",
+            f"the state is on {state.num_devices} devices, the cluster has {cluster.num_devices}: "
+            "it can stay where it is only on the same devices",
             code="E225",
         )
     problem = next(tensor_problems(graph, state), None)
     if problem is not None:
         raise MismatchError(
-            f"{problem}.\nA tensor that is another one cannot be left where it is: give it another "
-            "name, or plan without `state`.",
+            f"{problem}.\n"
+            "A different tensor of the same name cannot take its place: rename it, or plan "
+            "without `state`.",
             code="E503",
         )
     _check_groups(graph, pins_of(graph, state))
@@ -160,9 +161,10 @@ def _check_groups(graph: Graph, pins: Int64[ndarray, " n"]) -> None:
         )
         where = "" if between is None else f", such as {shown(between.name)} ({between.source})"
         raise InfeasibleError(
-            f"{shown(one.name)} lies on device {pins[other]} and {shown(two.name)} on device "
+            f"{shown(one.name)} is on device {pins[other]} and {shown(two.name)} on device "
             f"{pins[i]}, but ops of this step write or view both in place{where}: they must share "
-            "a device.\nPlan this step first and keep its state for the other one.",
+            "a device.\n"
+            "Plan this step first and keep its state for the other one.",
             details={"ops": [one.name, two.name], "devices": [int(pins[other]), int(pins[i])]},
         )
 
@@ -175,8 +177,8 @@ def _check_memory(graph: Graph, usable: list[int | None], state: StateInPlace) -
         if size is not None and here[device] + absent[device] > size:
             raise InfeasibleError(
                 f"device {device} holds {here[device]} bytes of this step's state and "
-                f"{absent[device]} bytes that other steps keep there; usable are "
-                f"{size}: no plan fits with the state where it is",
+                f"{absent[device]} bytes that other steps keep there, but only {size} are usable: "
+                "no plan fits with the state where it is",
                 details={"device": device, "state_bytes": here[device], "other": absent[device]},
             )
 
@@ -190,8 +192,9 @@ def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> Inf
         f"device {d}: {a} + {b}" for d, (a, b) in enumerate(zip(here, absent, strict=True))
     )
     return InfeasibleError(
-        f"{error.message}\nState stays where it is; bytes of this step's + of others: {text}. "
-        "Without `state`, or with it elsewhere, a plan may fit.",
+        f"{error.message}\n"
+        f"State stays where it is (bytes of this step + of other steps: {text}). A plan may fit "
+        "without `state`, or with the state elsewhere.",
         code=error.code,
         details=error.details | {"state_bytes": here, "other_bytes": absent},
     )

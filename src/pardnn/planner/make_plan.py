@@ -34,7 +34,7 @@ from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.steering.conflicts import steered, with_constraints
 from pardnn.planner.steering.constrained import constrained, refused
-from pardnn.planner.steering.wishes import decide_wished
+from pardnn.planner.steering.preferences import decide_preferred
 from pardnn.planner.submesh.decide import (
     better_mixed,
     decide_mixed,
@@ -99,7 +99,7 @@ def _searched(problem: Problem, keep_best: bool) -> Outcome:
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
-            return decide_wished(problem, _decided)
+            return decide_preferred(problem, _decided)
     except OutOfTimeError:
         note = f"{problem.options.algorithm} was cut off by the time limit"
         best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)
@@ -191,11 +191,12 @@ def _in_no_time(problem: Problem) -> Outcome | None:
 def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
     options = problem.options
     tried = (
-        "; ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none to its end"
+        "; ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none completed"
     )
     return OutOfTimeError(
         f"{options.algorithm} found no plan that fits within {options.time_limit:g} s; tried: "
-        f"{tried}.\nGive it more time (--time-limit), or devices more memory.",
+        f"{tried}.\n"
+        "Allow more time (--time-limit), or give the devices more memory.",
         details={"time_limit": options.time_limit},
     )
 
@@ -291,7 +292,7 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
     notes += [f"without ops: {', '.join(idle)}"] if idle else []
     stays = 0 if problem.state is None else len(kept(problem.graph, problem.state))
     notes += _policy_notes(problem, outcome)
-    notes += [f"tensors of state that stay where they are: {stays}"] if stays else []
+    notes += [f"state tensors that stay where they are: {stays}"] if stays else []
     return PlanResult(
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
@@ -321,4 +322,4 @@ def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
     a, k = problem.graph.arrays, problem.cluster.num_devices
     timeline = simulate(problem.graph, problem.machine, outcome.plan, policy)
     peaks = ", ".join(map(str, policy_peaks(a, place, k, timeline).tolist()))
-    return [f"under {policy}: {timeline.makespan:.6g} s, peaks along its times {peaks} bytes"]
+    return [f"under {policy}: {timeline.makespan:.6g} s, simulated peaks {peaks} bytes"]

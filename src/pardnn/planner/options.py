@@ -73,7 +73,7 @@ class PlanOptions:
         check_algorithm(self.algorithm)
         if not 0 <= self.reserve < 1:
             raise UsageError(
-                f"reserve is {self.reserve}; it is a fraction from 0 to below 1", code="E211"
+                f"reserve is {self.reserve}; it must be at least 0 and below 1", code="E211"
             )
         if self.objective not in get_args(Objective):
             raise UsageError(
@@ -82,13 +82,13 @@ class PlanOptions:
         if self.policy not in get_args(Policy):
             raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
         if not 0 <= self.seed <= MAX_SEED:
-            raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
+            raise UsageError(f"seed is {self.seed}; it must be a whole number from 0 to {MAX_SEED}")
         self._check_microbatches()
         if self.objective == "period" and (self.recompute or self.offload):
             asked = "recompute" if self.recompute else "offload"
             raise UsageError(
-                f"with {asked} plans are compared by the makespan alone, not by the period yet; "
-                "use the objective seconds."
+                f"with {asked}, plans are compared by makespan only, not yet by period; use the "
+                "objective seconds."
             )
         if self.recompute:
             self._check_ordered("ops that are called a second time run in a fixed order")
@@ -96,8 +96,8 @@ class PlanOptions:
             self._check_ordered("ops whose state is on the host run in a fixed order")
         if self.policy != "order" and cuts_ops(self.algorithm):
             raise UsageError(
-                f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
-                "use auto, or a placement's algorithm."
+                f"{self.algorithm} cuts ops, but an engine with its own scheduler runs whole "
+                "ones; use auto or a placement algorithm."
             )
         self._check_constraints()
 
@@ -134,17 +134,17 @@ class PlanOptions:
             raise UsageError(
                 f"{self.algorithm} does not take constraints of this kind, as it {how}: "
                 f"{shown(str(refused[0]))}.\nUse auto, or a "
-                f"{'cut' if cutting(refused[:1]) else 'placement'}'s algorithm.",
+                f"{'cutting' if cutting(refused[:1]) else 'placement'} algorithm.",
                 code="E246",
             )
         if cutting(self.constraints) and self.policy != "order":
             raise UsageError(
-                f"{shown(str(cutting(self.constraints)[0]))} cuts ops, and an engine under "
+                f"{shown(str(cutting(self.constraints)[0]))} cuts ops, but an engine under "
                 f"{self.policy} runs whole ones"
             )
         if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
             raise UsageError(
-                f"wishes have a price in seconds of one step; the objective is {self.objective}"
+                f"preferences have a price in seconds per step; the objective is {self.objective}"
             )
 
     def _check_ordered(self, what: str) -> None:
@@ -163,5 +163,7 @@ class PlanOptions:
         if wanted is None or wanted == 1:
             return
         if wanted != "auto" and wanted < 1:
-            raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
+            raise UsageError(
+                f"microbatches is {wanted}; it must be a number of at least 1, or auto"
+            )
         self._check_ordered("microbatches run in a fixed order")

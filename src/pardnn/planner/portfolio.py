@@ -140,14 +140,16 @@ def _cut_near(problem: Problem, algorithm: str) -> Outcome:
     anew = dataclasses.replace(problem, start=None)
     fixed = problem.fixed
     if fixed is None:
-        why = "the plan to start from does not cut this state over these devices: planned anew"
+        why = (
+            "planned from scratch, since the start plan does not cut this state over these devices"
+        )
         return _cut(anew, algorithm)._replace(notes=(why,))
     number = len(fixed.layouts)
     try:
-        note = f"started from a plan: {number} tensors of state are cut as it had them"
+        note = f"started from a plan: {number} state tensors keep their cut"
         return _cut(problem, algorithm)._replace(notes=(note,))
     except InfeasibleError as error:
-        why = f"planned anew, as near the plan to start from {error.message.splitlines()[0]}"
+        why = f"planned from scratch, since near the start plan {error.message.splitlines()[0]}"
         return _cut(anew, algorithm)._replace(notes=(why,))
 
 
@@ -177,8 +179,10 @@ def _cut_or_alone(problem: Problem) -> Outcome:
     else:
         if cut.makespan_s <= alone.makespan_s:
             return cut
-        why = f"cut over all devices, which get equal shares, a step takes {cut.makespan_s:.4g} s"
-    return alone._replace(notes=(f"tofu leaves all on the fastest device that holds it: {why}",))
+        why = f"with equal shares on all devices, a step takes {cut.makespan_s:.4g} s"
+    return alone._replace(
+        notes=(f"tofu keeps everything on the fastest device that can hold it: {why}",)
+    )
 
 
 def _placed(problem: Problem, algorithm: str) -> Decision:
@@ -217,7 +221,7 @@ def _scheduled(problem: Problem, decision: Decision) -> Decision:
     found = fit_scheduler(problem.graph, machine, place, usable, policy, pins=pins)
     if found is None:
         raise InfeasibleError(
-            f"no placement was found that fits under {policy}: of the one that fits in its own "
+            f"no placement was found that fits under {policy}: in the one that fits in its own "
             f"order, devices hold up to {max(peaks.tolist())} bytes under {policy}.\n"
             "Give devices more memory, or run the plan in its own order."
         )

@@ -39,8 +39,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     laid_out = [each for each in hard(demanded) if each.kind == "layout"]
     if state is not None and laid_out:
         raise UsageError(
-            f"state stays where it lies, and constraint {shown(str(laid_out[0]))} is of layouts.\n"
-            "Plan without one of them.",
+            f"state stays where it is, and constraint {shown(str(laid_out[0]))} sets a layout: "
+            "leave out one of them.",
             code="E225",
         )
     if cutting(laid_out):
@@ -48,8 +48,8 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     kind = None if state is None else kind_of_plan(graph, state)
     if kind == "cut" and constraints:
         raise UsageError(
-            f"the state lies cut over all devices, and constraint {str(constraints[0])!r:.120} is "
-            "of whole ops: no such plan leaves it where it is.\nPlan without constraints.",
+            f"the state is cut over all devices, and constraint {str(constraints[0])!r:.120} "
+            "places whole ops, which moves the state.\nPlan without constraints.",
             code="E225",
         )
     if kind == "cut":
@@ -70,7 +70,7 @@ def _moves_state(algorithm: str, kind: Kind) -> UsageError:
     cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
     lies = "whole on single devices" if kind == "whole" else "cut over all devices"
     return UsageError(
-        f"{algorithm} {cuts} ops, but the state lies {lies}: no such plan leaves it where it is.\n"
+        f"{algorithm} {cuts} ops, but the state is {lies}: no such plan leaves it where it is.\n"
         f"Use {other}, or auto.",
         code="E225",
     )
@@ -97,8 +97,8 @@ def _near_start(problem: Problem) -> tuple[str, ...]:
     algorithm, start = problem.options.algorithm, problem.start
     if problem.options.objective == "period":
         raise UsageError(
-            "near a plan to start from plans are compared by the makespan alone, not by the "
-            "period yet; use the objective seconds."
+            "plans that start from another plan are compared by makespan only, not yet by "
+            "period; use the objective seconds."
         )
     cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
     return cuts if start is not None and start.partition is not None else (BEFORE, "pardnn")

@@ -157,10 +157,10 @@ def _moved(result: DiffResult) -> Iterator[RenderableType]:
         columns = ("moved: layer", "", "ops", "computes", "makes", "alone: step", "such as")
         yield table("", columns, rows)
         if len(result.moved) > len(rows):
-            yield f"and {len(result.moved) - len(rows)} groups more"
+            yield f"and {len(result.moved) - len(rows)} more groups"
     if _unmoved(result):
         change = change_text(_unmoved(result), result.before.makespan_s)
-        yield f"an order made anew, without any move, brings {change}: moves are counted from there"
+        yield f"a new order alone, without any move, brings {change}: moves are counted from there"
     if result.together is not None:
         change = change_text(result.together.change_s, result.before.makespan_s)
         why = f" ({result.together.why})" if result.together.why else ""
@@ -196,7 +196,7 @@ def _relaid(result: DiffResult) -> Iterator[RenderableType]:
     ]
     yield table("", ("lies otherwise", "bytes", "first plan", "second plan"), rows)
     if len(result.relaid) > len(rows):
-        yield f"and {len(result.relaid) - len(rows)} more tensors; none was judged on its own"
+        yield f"and {len(result.relaid) - len(rows)} more tensors; none was tried on its own"
 
 
 def _others(result: DiffResult) -> Iterator[RenderableType]:
@@ -206,7 +206,7 @@ def _others(result: DiffResult) -> Iterator[RenderableType]:
             for name, count in zip(result.before.devices, result.reordered, strict=False)
             if count
         )
-        yield f"ops that stay and changed their turn: {turns}"
+        yield f"ops that stay but run in another order: {turns}"
     rows = [
         (each.layer or "-", bytes_text(each.before), bytes_text(each.after),
          bytes_change_text(each.after - each.before))

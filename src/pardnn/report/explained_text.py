@@ -125,7 +125,7 @@ def _op(result: values.OpExplained) -> Iterator[RenderableType]:
         yield f"moves with {count} other {ops}: {listed}{more}"[:200]
     yield from (f"constraint: {each}" for each in result.constraints)
     for name, words in result.layouts.items():
-        yield f"{name} lies as ({', '.join(words)})"
+        yield f"{name} has the layout ({', '.join(words)})"
     yield from _held(result.memory, "what it makes, in memory")
     title = "otherwise" if result.layouts else "elsewhere"
     yield from alternatives_table(title, result.alternatives, result.makespan_s)
@@ -145,7 +145,7 @@ def _chain(call: values.Call) -> Iterator[RenderableType]:
         )
         for link in call.chain[:LINKS]
     ]
-    yield table("  which is when what it waits for is done, the last first:", ("",) * 5, rows)
+    yield table("  it starts when the last of these has finished (latest first):", ("",) * 5, rows)
     if len(call.chain) > LINKS:
         yield f"  and {len(call.chain) - LINKS} more links, back to second 0"
 
@@ -178,7 +178,7 @@ def _tensor(result: values.TensorExplained) -> Iterator[RenderableType]:
         f"{result.made_by}, {where}"
     )
     if result.layout:
-        yield f"it lies as ({', '.join(result.layout)})"
+        yield f"its layout is ({', '.join(result.layout)})"
     yield from _held(result.memory, "its memory")
     if result.messages:
         rows = [
@@ -276,7 +276,7 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
         for row in (result.rows if result.subject == "layer" else result.rows[: 2 * ROWS])
     ]
     columns = (
-        "layer", "computes", "at peaks", "state of it", "sends", "half: step", "half: largest peak"
+        "layer", "computes", "at peaks", "its state", "sends", "half: step", "half: largest peak"
     )  # fmt: skip
     yield table("", columns, rows)
     if result.subject == "layer":
@@ -289,11 +289,11 @@ def _to_make_smaller(result: values.LayersExplained, worst: int) -> Iterator[Ren
     smaller = min(result.rows, key=lambda row: max(row.half_peak_bytes, default=0), default=None)
     if faster is not None and faster.half_change_s < 0:
         change = change_text(faster.half_change_s, result.makespan_s)
-        yield f"for time, make {faster.name} smaller: half of it changes the step by {change}"
+        yield f"for time, make {faster.name} smaller: halving it changes the step by {change}"
     saved = 0 if smaller is None else max(smaller.half_peak_bytes, default=0) - worst
     if smaller is not None and saved < 0:
         change = bytes_change_text(saved)
-        yield f"for memory, {smaller.name}: half of it changes the largest peak by {change}"
+        yield f"for memory, {smaller.name}: halving it changes the largest peak by {change}"
 
 
 def _by_device(result: values.LayersExplained) -> Iterator[RenderableType]:
@@ -320,21 +320,21 @@ def _memory(result: values.MemoryExplained) -> Iterator[RenderableType]:
 
 
 def _answer(found: Sequence[values.Alternative]) -> Iterator[str]:
-    """Say first what a change brings: of plans as things are, and with it."""
+    """Say first what a change brings: a plan without it against one with it."""
     if len(found) != 2:
         return
     now, then = found
     before = seconds_text(now.makespan_s)
-    change = then.what.removeprefix("planned anew, ").rsplit(", by ", 1)[0]
+    change = then.what.removeprefix("planned again, ").rsplit(", by ", 1)[0]
     if now.makespan_s is None or then.makespan_s is None:
-        fits = "this step" if then.makespan_s is None else "the step as things are"
-        yield f"{change}: no plan of {fits} was found that fits"
+        unchanged = "" if then.makespan_s is None else " without this change"
+        yield f"{change}: no plan was found that fits{unchanged}"
     elif then.makespan_s == now.makespan_s:
-        yield f"{change}: nothing, a step takes {before} as before (predicted)"
+        yield f"{change}: no change, a step takes {before} (predicted)"
     else:
         steps = f"{seconds_text(then.makespan_s)} instead of {before}"
         brings = change_text(then.makespan_s - now.makespan_s, now.makespan_s)
-        yield f"{change}: a step takes {steps}, {brings}, both planned anew (predicted)"
+        yield f"{change}: a step takes {steps}, {brings}, both planned again (predicted)"
 
 
 def _time(result: values.TimeExplained) -> Iterator[RenderableType]:

@@ -317,7 +317,7 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
         "fits" if result.fits else "does not fit; the smallest plan found needs:",
         table("", ("device", "peak (predicted)", "usable"), rows),
         f"at the worst peak: {where}",
-        f"smallest limit found to fit: {bytes_text(result.minimum_bytes)} per device "
+        f"smallest limit found that fits: {bytes_text(result.minimum_bytes)} per device "
         f"({result.minimum_bytes} B, reserve included)",
         f"largest op: {printable(largest.name)}"
         f"{f' ({printable(largest.source)})' if largest.source else ''}: "
@@ -363,7 +363,7 @@ def _run(result: results.RunResult) -> RenderableType:
         losses_table(result, result.first_step),
         table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),
         _step_times(result),
-        f"allowance for what is not tensors: {bytes_text(result.allowance_bytes)} per rank",
+        f"allowance for memory other than tensors: {bytes_text(result.allowance_bytes)} per rank",
         *verdict(result),
         *([f"checkpoints after steps: {', '.join(map(str, saved))}"] if saved else []),
         *([f"stopped by {result.stopped_by}"] if result.stopped_by else []),
@@ -374,10 +374,8 @@ def _run(result: results.RunResult) -> RenderableType:
 def _step_times(result: results.RunResult) -> str:
     """Return the predicted and the measured time of a step."""
     ranks, fastest = len(result.limit_bytes), min(result.step_s, default=None)
-    devices = f"{ranks} devices of their own" if ranks > 1 else "one device"
+    devices = f"{ranks} separate devices" if ranks > 1 else "one device"
     times = [f"step {seconds_text(result.makespan_s)} simulated on {devices}"]
     if result.shared_cores_s is not None:
-        times.append(
-            f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here"
-        )
+        times.append(f"{seconds_text(result.shared_cores_s)} predicted on the cores shared here")
     return "; ".join([*times, f"fastest measured {seconds_text(fastest)}"])

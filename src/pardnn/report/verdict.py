@@ -19,7 +19,7 @@ def verdict(result: RunResult | CodeResult) -> list[str]:
     largest = result.largest_difference
     found = "no number" if largest is None else f"{largest:.2g}"
     how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
-    how = f"losses {how} (sums are added up in another order)"
+    how = f"losses {how} (sums are added in another order)"
     return [how, *_state(result.state, is_cut=True)]
 
 
@@ -33,4 +33,6 @@ def _state(state: StateDifference | None, *, is_cut: bool) -> list[str]:
     largest = state.largest_difference
     found = "no number" if largest is None else f"{largest:.2g} relative"
     verb = "differ" if is_cut else "DIFFER"
-    return [f"{what} {verb} in {state.differing}: the most is {found}, in {state.worst}"]
+    return [
+        (f"{what} {verb} in {state.differing}: the largest difference is {found}, in {state.worst}")
+    ]

@@ -96,11 +96,13 @@ def numbers(
     """
     found = answer.get(key)
     if not isinstance(found, list) or len(found) != count:
-        raise wrong_answer(solver, f"{key} is no list of {count} numbers")
+        raise wrong_answer(solver, f"{key} is not a list of {count} numbers")
     kinds = (int, float) if below is None else (int,)
     for value in found:
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            raise wrong_answer(solver, f"{key} holds {value!r:.40}, which is no number for it")
+            raise wrong_answer(
+                solver, (f"{key} holds {value!r:.40}, which is not a valid number for it")
+            )
         if below is not None and not 0 <= value < below:
             raise wrong_answer(solver, f"{key} holds {value}; it goes up to {below - 1}")
     return found

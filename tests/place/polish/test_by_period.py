@@ -84,7 +84,7 @@ def test_begins_of_late_steps_repeat() -> None:
 
 
 def test_what_compares_makespans_alone_is_refused() -> None:
-    with pytest.raises(UsageError, match="E201 with recompute plans are compared by the makespan"):
+    with pytest.raises(UsageError, match="E201 with recompute, plans are compared by makespan"):
         PlanOptions(objective="period", recompute=True)
     with pytest.raises(UsageError, match="E201 with offload"):
         PlanOptions(objective="period", offload=True)

@@ -175,7 +175,7 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "joined to what is no buffer": (
         "x:full@0",
         with_args(ref("x@0"), [[ref("x:to0@2"), FAR]], reads=("x@0", "x:to0@2", "x:put@0")),
-        "make no sense",
+        "are not valid",
     ),
     "a slice of other columns": (
         "x:to0@0", with_args(ref("x@0"), [[0, 2], [1, 3]]), APART,

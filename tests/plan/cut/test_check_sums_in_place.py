@@ -173,7 +173,7 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     ),
     "a sum of no op of the graph": (
         lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, name="more@0")),
-        f"'more@0' ({ADD_IN_PLACE}) is a local op of no op of the graph",
+        f"'more@0' ({ADD_IN_PLACE}) does not belong to any op of the graph",
     ),
     "two results": (
         lambda p: with_ops(

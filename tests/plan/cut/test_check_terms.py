@@ -92,7 +92,7 @@ def test_terms_are_read_by_sums_alone() -> None:
     """Of terms only terms are added, which then are terms of the sum."""
     g, h = op("g", "aten.mm.default"), op("h", "aten.mm.default")
     terms = {"g": "Partial()", "h": "Partial()"}
-    told = ["partition: op 's' reads terms of 'g', which is no sum"]
+    told = ["partition: op 's' reads terms of 'g', which is not a sum"]
     assert problems_of(g, h, op("s", ADD, "g", "h"), **terms, s="Partial()") == []
     assert problems_of(g, h, op("s", ADD, "g", "h"), **terms, s="Replicate()") == told
     assert problems_of(g, h, op("s", ADD, "g", "h"), g="Partial()", h="Replicate()",
@@ -101,5 +101,5 @@ def test_terms_are_read_by_sums_alone() -> None:
     assert problems_of(g, op("s", REDUCE, "g"), g="Partial()", s="Partial()") == told
     assert problems_of(g, h, op("s", REDUCE, "g", "h"), **terms, s="Replicate()") == told
     assert problems_of(op("x", "input"), x="Partial()") == [
-        "partition.sharding: 'x' is there before the step, and no sum"
+        "partition.sharding: 'x' exists before the step and is not a sum"
     ]

@@ -147,7 +147,9 @@ def test_a_term_that_is_left_out_or_added_twice_is_found() -> None:
         assert any("does not add up one term" in problem for problem in problems), problems
 
 
-@pytest.mark.parametrize(("end", "message"), [(":total@0", "which is no sum"), ("", "no sum")])
+@pytest.mark.parametrize(
+    ("end", "message"), [(":total@0", "which is not a sum"), ("", "not a sum")]
+)
 def test_terms_of_what_is_no_sum_are_found(end: str, message: str) -> None:
     """A gradient that the optimizer reads, and a parameter."""
     plan = planned("data-parallel", 2)
@@ -185,7 +187,7 @@ def of_head(algorithm: str, pieces: int | None, limit: str) -> Plan:
 def test_auto_cuts_pieces_where_no_placement_of_them_fits() -> None:
     limit = "1500KiB"
     for algorithm, pieces in (("auto", None), ("auto-whole", 2)):
-        with pytest.raises(InfeasibleError, match="The nearest found needs"):
+        with pytest.raises(InfeasibleError, match="The closest found needs"):
             of_head(algorithm, pieces, limit)
     plan = of_head("auto", 2, limit)
     assert plan.partition is not None

@@ -238,7 +238,7 @@ def test_the_checker_finds(name: str) -> None:
 
 
 def test_refusals_name_what_clashes() -> None:
-    with pytest.raises(UsageError, match="from 1 on"):
+    with pytest.raises(UsageError, match="of at least 1"):
         PlanOptions(microbatches=0)
     with pytest.raises(UsageError, match="number or auto"):
         plan_options(microbatches="many")

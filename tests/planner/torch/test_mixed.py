@@ -298,13 +298,13 @@ def test_constraints_that_no_submesh_meets_are_told() -> None:
         [pardnn.pin("layer:model.0", 0, 1), pardnn.pin("layer:model.0.up", 2, 3)],
         [pardnn.fix_layout("model.0.up.weight", 0, axis=1)],
     ):
-        with pytest.raises(InfeasibleError, match="cannot hold .*inside of submeshes") as caught:
+        with pytest.raises(InfeasibleError, match="cannot hold .*inside submeshes") as caught:
             steered(*odd, other)
         assert caught.value.code == "E303"
         assert "model.1" not in caught.value.message
 
 
-def test_pieces_are_a_constraint_of_mixed_plans_or_a_wish() -> None:
+def test_pieces_are_a_constraint_of_mixed_plans_or_a_preference() -> None:
     def made(*constraints: Constraint) -> Plan:
         return pardnn.plan(graph(), islands(2, 2), "megatron*1f1b", reserve=0.0, costs="v100",
                            constraints=constraints)  # fmt: skip
@@ -312,14 +312,16 @@ def test_pieces_are_a_constraint_of_mixed_plans_or_a_wish() -> None:
     demanded = made(pardnn.fix_pieces(2))
     assert demanded.placement == planned().placement
     assert plan_problems(graph(), demanded) == []
-    wished = made(pardnn.prefer(pardnn.fix_pieces(2), price_s=1.0))
-    assert wished.pieces == demanded.pieces
+    preferred = made(pardnn.prefer(pardnn.fix_pieces(2), price_s=1.0))
+    assert preferred.pieces == demanded.pieces
     with pytest.raises(InfeasibleError, match=r"E303 this constraint cannot hold:\n +300 pieces"):
         made(pardnn.fix_pieces(300))
 
 
 def test_devices_without_submeshes_and_unknown_parts_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 devices make up no two submeshes") as caught:
+    with pytest.raises(
+        UsageError, match="3 devices do not form two or more equal submeshes"
+    ) as caught:
         pardnn.plan(graph(), Cluster.uniform(3), "tofu*pardnn", costs="v100")
     assert caught.value.code == "E250"
     for name in ("tofu*nothing", "heft*tofu", "tofu*tofu", "*1f1b"):
@@ -368,7 +370,7 @@ def test_a_mixed_plan_to_start_from_is_kept_or_becomes_faster() -> None:
     assert found.algorithm == start.algorithm
     assert seconds(found) <= seconds(start)
     assert found.partition == start.partition
-    assert "ops run where it had them" in " ".join(found.notes)
+    assert "ops stay on their devices" in " ".join(found.notes)
     costs = preset_costs(graph(), "v100", ("accelerator",))
     problem = Problem(graph(), islands(2, 2), costs, PlanOptions(reserve=0.0), start=start)
 
@@ -379,7 +381,7 @@ def test_a_mixed_plan_to_start_from_is_kept_or_becomes_faster() -> None:
     assert kept.sharded is not None
     assert kept.sharded.plan.order == start.order
     assert kept.sharded.plan.placement == start.placement
-    with pytest.raises(UsageError, match="cuts ops inside of submeshes") as caught:
+    with pytest.raises(UsageError, match="cuts ops inside submeshes") as caught:
         started(start, islands(2, 2), algorithm="heft")
     assert caught.value.code == "E249"
 
@@ -397,7 +399,7 @@ def test_a_mixed_plan_is_repaired_for_other_devices_limits_steps_and_demands() -
     longer = started(wide, islands(3, 2), graph(depth=5))
     assert longer.partition is not None
     assert all(longer.partition.sharding[name] == laid[0][name] for name in weights)
-    known = re.search(r"of (\d+) ops run where it had them; (\d+) others", str(longer.notes))
+    known = re.search(r"of (\d+) ops stay on their devices; (\d+) others", str(longer.notes))
     assert known is not None
     assert int(known[1]) > 2 * int(known[2]) > 0
     laid_out = started(wide, islands(3, 2), constraints=[pardnn.fix_layout(weights[0], 1)])

@@ -53,7 +53,7 @@ class Run:
         with torch.no_grad():
             while self.step() or self.deliver(is_late=False):
                 pass
-        assert self.at == [len(row) for row in self.plan.order], "a rank waits for ever"
+        assert self.at == [len(row) for row in self.plan.order], "a rank waits forever"
         return self.made
 
     def step(self) -> bool:

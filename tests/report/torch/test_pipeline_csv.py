@@ -65,7 +65,7 @@ def refusal(plan: Plan) -> str:
 
 def test_plans_that_are_no_pipeline_are_refused_by_name() -> None:
     plan, _ = planned(captured("unet"), "heft", pieces=PIECES)
-    assert "by heft is no pipeline" in refusal(plan)
+    assert "by heft is not a pipeline" in refusal(plan)
     assert "--algorithm gpipe|1f1b" in refusal(plan)
     assert "by gpipe was changed" in refusal(dataclasses.replace(plan, algorithm="gpipe"))
 

@@ -208,7 +208,7 @@ def test_either_reason_against_a_fixed_layout_is_enough(blocked: set[int], rows:
     assert classes.merge("v", "w")
     classes.fixed["v"] = (0,)
     classes.blocked["v"] = blocked
-    with pytest.raises(InfeasibleError, match="state lies cut, 'w' as") as error:
+    with pytest.raises(InfeasibleError, match="the state is cut, 'w' as") as error:
         check_fixed(classes, fixed)
     assert error.value.details["state"] == ["w"]
     classes.blocked["v"], classes.fixed["v"] = {1}, (None,)

@@ -98,8 +98,9 @@ def place_exact(
     """
     if len(graph.ops) > MAX_OPS:
         raise UsageError(
-            f"exact proves optima of up to about 20 ops and refuses more than {MAX_OPS}; the "
-            f"graph has {len(graph.ops)}.\nUse auto.",
+            f"exact proves optima up to about 20 ops and refuses more than {MAX_OPS}; the graph "
+            f"has {len(graph.ops)}.\n"
+            "Use auto.",
             code="E218",
         )
     seconds = SOLVER_SECONDS if time_limit is None else time_limit

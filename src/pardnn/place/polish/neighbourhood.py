@@ -208,8 +208,9 @@ def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[n
     early = np.flatnonzero(dispatch[first] > dispatch[then])
     if len(early):
         raise InvalidPlanError(
-            f"a plan to improve runs op {then[early[0]]} before op {first[early[0]]}, which it has "
-            f"to follow ({len(early)} such pairs).\nThis is a fault of pardnn: please report it."
+            f"the plan to improve runs op {then[early[0]]} before op {first[early[0]]}, which it "
+            f"must follow ({len(early)} such pairs).\n"
+            "This is a bug in pardnn: please report it."
         )
     return np.argsort(dispatch, kind="stable")
 

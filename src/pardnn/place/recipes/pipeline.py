@@ -138,7 +138,8 @@ def place_pipeline(
         raise InfeasibleError(f"no order of the stages of {name} takes less than {longest:.4g} s")
     raise InfeasibleError(
         f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
-        "than it may.\nUse more microbatches, or auto, which looks for other orders."
+        "than allowed.\n"
+        "Use more microbatches, or auto, which looks for other orders."
     )
 
 

@@ -31,7 +31,7 @@ from pardnn.plan.partitioned_graph import (
 from pardnn.plan.plan import Plan
 
 #: Of arguments of another form: no later rule can read them.
-_NO_SENSE = "its arguments make no sense"
+_NO_SENSE = "its arguments are not valid"
 #: Kinds that move data: `_region_of` tells which region of a tensor each of them makes.
 _DATA_MOVEMENTS = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
 
@@ -138,10 +138,10 @@ def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
                 yield f"partition: op {name!r:.60} is not placed on device {device}"
             if name in local_ops and not _is_local_op(op, local_ops[name]):
                 kind = local_ops[name].kind
-                yield f"partition: op {name!r:.60} is {kind}, no local op of {op.kind}"
+                yield f"partition: op {name!r:.60} is {kind}, not a local op of {op.kind}"
     for name, op in local_ops.items():
         if name not in expected and not op.kind.startswith("pardnn."):
-            yield f"partition: op {name!r:.60} ({op.kind}) is a local op of no op of the graph"
+            yield f"partition: op {name!r:.60} ({op.kind}) does not belong to any op of the graph"
         position = plan.placement.get(name, 0) % size
         if name.rpartition("@")[2] != str(position):
             yield f"partition: op {name!r:.60} runs at position {position} of the mesh"
@@ -256,7 +256,7 @@ def _region_of(
         found = _assembled(shape, 0.0, rows, local, regions)
         before = regions.get(target["tensor"])
         if isinstance(found, _Region) and before is not None and found.of == before.of:
-            return found if found == before else "it puts a shard in a place of another one"
+            return found if found == before else "it puts a shard in another one's place"
         return found
     if op.kind == REDUCE:
         how, addends, weights = _arguments(op)
@@ -358,9 +358,9 @@ def _in_place_receives(
         received[m.tensor, m.target] = m.into
         fetch = producer.get(m.into)
         if fetch is None or fetch.kind != FETCH or plan.placement.get(fetch.name) != m.target:
-            yield f"{where}: that is made by no fetch of device {m.target}"
+            yield f"{where}: no fetch of device {m.target} makes that buffer"
         elif position.get(fetch.name, 0) >= position.get(m.post_before, -1):
-            yield f"{where}: it may arrive before its place is there"
+            yield f"{where}: it may arrive before its buffer exists"
     joins = [(op, plan.placement.get(op.name, 0)) for op in partition.ops if op.kind == JOIN]
     for op, device in joins:
         for problem in _join_problems(op, device, received, producer):
@@ -396,4 +396,4 @@ def _join_problems(
             yield f"{name!r:.60} is not received into {buffer!r:.60}"
         shard = next(t for t in producer[name].outputs if t.name == name)
         if shard.dtype != made.dtype or not is_run(made, shard, ends):
-            yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the shard's order"
+            yield f"{ends!r:.80} is not a contiguous run of {buffer!r:.60} in the shard's order"

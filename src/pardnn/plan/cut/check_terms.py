@@ -35,14 +35,16 @@ def term_problems(graph: Graph, partition: Partition) -> Iterator[str]:
         read = [name for name in op.inputs if name in partial]
         made = [tensor.name for tensor in op.outputs if tensor.name in partial]
         if op.is_source and made:
-            yield f"partition.sharding: {made[0]!r:.60} is there before the step, and no sum"
+            yield f"partition.sharding: {made[0]!r:.60} exists before the step and is not a sum"
         if not read:
             continue
         names = (*op.inputs, *(tensor.name for tensor in op.outputs))
         if op.kind == ADD and len({layouts[name] for name in names}) == 1:
             continue
         if op.kind != REDUCE or made or len(op.inputs) != 1:
-            yield f"partition: op {op.name!r:.60} reads terms of {read[0]!r:.60}, which is no sum"
+            yield (
+                f"partition: op {op.name!r:.60} reads terms of {read[0]!r:.60}, which is not a sum"
+            )
             continue
         for position in range(partition.mesh.size):
             total = local.get(f"{op.name}@{position}")
@@ -50,7 +52,7 @@ def term_problems(graph: Graph, partition: Partition) -> Iterator[str]:
             if not found:
                 yield (
                     f"partition: op {op.name + f'@{position}'!r:.60} does not add up one term of "
-                    f"{read[0]!r:.60} of each device"
+                    f"{read[0]!r:.60} from each device"
                 )
 
 

@@ -94,4 +94,4 @@ def _stores(graph: Graph, copies: Mapping[str, str]) -> Iterator[str]:
         if {groups[copy], *(op.group for op in back)} != {groups[state]} or not groups[state]:
             yield f"offload: the copies of {shown(state)} may be on another device"
     for name in stores:
-        yield f"offload: {shown(name)} is written back, but is no copy of a state"
+        yield f"offload: {shown(name)} is written back, but is not a copy of a state"

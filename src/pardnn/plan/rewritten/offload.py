@@ -57,8 +57,8 @@ def graph_with_host(graph: Graph, names: tuple[str, ...]) -> Graph:
     known = {op.name for op in may_offload(graph)}
     wrong = [name for name in names if name not in known]
     if wrong or len(set(names)) < len(names):
-        what = shown(wrong[0]) if wrong else "a name that stands twice"
-        raise InvalidPlanError(f"offload: {what} is no optimizer state that can be on the host")
+        what = shown(wrong[0]) if wrong else "a name that appears twice"
+        raise InvalidPlanError(f"offload: {what} is not an optimizer state that can be on the host")
     made = build_graph(graph.name, _ops_with_host(graph, names))
     return dataclasses.replace(made, is_captured=graph.is_captured)
 

@@ -136,7 +136,8 @@ def _check_samples(problem: Problem, count: int, names: Sequence[str]) -> None:
             most = samples // sharing
             instead = f"Ask for at most {most}" if most > 1 else "Plan without microbatches"
             raise UsageError(
-                f"{samples} samples in {count} pieces are {samples // count} in some, and {name} "
-                f"shares each piece among {sharing} devices.\n{instead}.",
+                f"{samples} samples in {count} pieces leave {samples // count} in some pieces, "
+                f"too few for {name} to share among {sharing} devices.\n"
+                f"{instead}.",
                 code=NO_BATCH,
             )

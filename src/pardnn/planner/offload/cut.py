@@ -69,7 +69,7 @@ def decide_cut_offloaded(
             best = found
             problem.log.keep(found, score(problem, found))
     if best is None:
-        none = InfeasibleError("no cut for more memory leaves the state where it lies")
+        none = InfeasibleError("no cut for more memory leaves the state where it is")
         raise min(failures, key=_missing_bytes, default=none)
     return best._replace(planning_s=time.perf_counter() - started)
 

@@ -156,7 +156,7 @@ def _movable(problem: Problem) -> tuple[list[str], list[str]]:
     free.sort(key=lambda op: -span_bytes(op.outputs[0]))
     stays = lies_on_host(problem)
     if any(name not in known for name in stays):
-        raise InfeasibleError("a state that lies on the host has to be on its device")
+        raise InfeasibleError("a state that is on the host has to be on its device")
     return stays, [op.name for op in free]
 
 

@@ -152,7 +152,7 @@ def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> f
     if found.computing >= unless_above:
         why = f"the slowest device computes for {found.computing:.4g} s"
     elif is_linked and least >= unless_above:
-        why = f"by an estimate it takes {estimated:.4g} s"
+        why = f"it takes an estimated {estimated:.4g} s"
     else:
         return estimated if is_linked else None
     raise InfeasibleError(why, details={"estimated_s": estimated})
@@ -163,7 +163,7 @@ def _count_work(problem: Problem, legal: Sharding) -> None:
     log = problem.log
     log.partitioned_ops += len(problem.graph.ops) * legal.mesh.size
     if log.partitioned_ops > MOST_WORK:
-        raise InfeasibleError(f"not tried: the search has partitioned {MOST_WORK} ops")
+        raise InfeasibleError(f"not tried: the search has already partitioned {MOST_WORK} ops")
 
 
 def _reuses(problem: Problem, sharding: Sharding, held: Sequence[int]) -> tuple[int, ...]:
@@ -243,9 +243,9 @@ def check_fixed(problem: Problem, sharding: Sharding) -> None:
         InfeasibleError: E301.
     """
     fixed, stays = problem.fixed, problem.state is not None
-    lies, first = "is to lie", ""
+    lies, first = "must be laid out", ""
     if stays:
-        lies, first = "lies", "\nPlan this step first and keep its state for the other one."
+        lies, first = "is laid out", "\nPlan this step first and keep its state for the other one."
     for name, layout in fixed.layouts.items() if fixed else ():
         found = sharding.layouts[name]
         if not meets(found, layout):

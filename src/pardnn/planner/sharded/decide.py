@@ -109,7 +109,7 @@ def decide_sharded(
     best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
     is_measured = problem.costs.is_measured
     if is_measured and unless_above is not None and best.makespan_s >= unless_above:
-        raise InfeasibleError(f"by an estimate it takes {best.makespan_s:.4g} s")
+        raise InfeasibleError(f"it takes an estimated {best.makespan_s:.4g} s")
     planning = time.perf_counter() - started
     if is_measured:
         best = _measured(problem, best, may_give_up=unless_above is not None)
@@ -127,7 +127,7 @@ def _measured(problem: Problem, found: ShardedPlan, *, may_give_up: bool) -> Sha
     is_late, threads = may_give_up and log.measuring_s >= MEASURING_S, problem.options.threads
     if is_late and not known_costs(found.graph, problem.cluster, problem.graph, threads=threads):
         raise InfeasibleError(
-            f"not measured: other cuts took {log.measuring_s:.0f} s; by an estimate it takes "
+            f"not measured: other cuts took {log.measuring_s:.0f} s; it takes an estimated "
             f"{found.makespan_s:.4g} s"
         )
     found = measured(problem, found)

@@ -51,8 +51,8 @@ def check_held(problem: Problem, held: Sequence[int]) -> None:
     for device, (size, usable) in enumerate(zip(held, problem.capacities, strict=True)):
         if usable is not None and size > usable:
             raise InfeasibleError(
-                f"no plan fits. With every op cut over {len(held)} devices, device {device} "
-                f"holds {size} bytes of parameters and state; usable are {usable}."
+                f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
+                f"{size} bytes of parameters and state; usable: {usable}."
             )
 
 
@@ -70,8 +70,8 @@ def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> No
     for device, (size, usable) in enumerate(zip(sizes, problem.capacities, strict=True)):
         if usable is not None and size > usable:
             raise InfeasibleError(
-                f"no plan fits. With every op cut over {len(held)} devices, device {device} "
-                f"holds {size} bytes at once, or more; usable are {usable}.",
+                f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
+                f"{size} bytes at once, or more; usable: {usable}.",
                 details={"device": device, PEAK: max(sizes), "usable_bytes": usable},
             )
 
@@ -111,7 +111,7 @@ def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     where = f" ({op.source})" if op.source else ""
     raise InfeasibleError(
         f"no plan fits. With every op cut over {cluster.num_devices} devices, device {device} "
-        f"holds {int(held[worst])} bytes while {shown(op.name)}{where} runs; usable are "
+        f"holds {int(held[worst])} bytes while {shown(op.name)}{where} runs; usable: "
         f"{usable[device]} (limit {limit}, reserve {reserve:g}).",
         details={
             "device": device,

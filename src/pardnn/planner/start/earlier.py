@@ -118,16 +118,16 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
     fitting = (BEST, start.algorithm) if is_mixed else fitting
     if is_mixed and (start.recompute is not None or start.offload is not None):
         raise UsageError(
-            "a plan that cuts ops inside of submeshes, with second calls or state on the host, is "
-            "not started from yet.\nLeave out the plan to start from.",
+            "planning cannot start yet from a plan that cuts ops inside submeshes and has second "
+            "calls or state on the host.\nLeave out the start plan.",
             code="E249",
         )
     if options.algorithm not in fitting:
         kind = "cuts ops" if start.partition is not None else "places whole ops"
-        kind = "cuts ops inside of submeshes" if is_mixed else kind
+        kind = "cuts ops inside submeshes" if is_mixed else kind
         raise UsageError(
             f"{options.algorithm} does not start from a plan that {kind}.\n"
-            f"Use auto, which does, or leave out the plan to start from.",
+            "Use auto, which does, or leave out the start plan.",
             code="E249",
         )
     pieces = len(start.pieces.points) - 1 if start.pieces is not None else None

@@ -41,13 +41,13 @@ def itself(problem: Problem) -> PlanArrays:
     machine, graph, a = problem.machine, problem.graph, problem.graph.arrays
     plan = plan_before(graph, problem.before, problem.cluster)
     if plan is None:
-        raise InfeasibleError("the plan that was there before is none for this graph")
+        raise InfeasibleError("the earlier plan is not valid for this graph")
     free = machine_of(problem.costs, problem.cluster)
     seconds = free.seconds[free.device_class[plan.place], np.arange(len(plan.place))]
     arrays = closed_arrays(graph)
     place = legal_placement(arrays, runnable(arrays, machine), plan.place)
     if not np.isfinite(seconds).all() or missing_link(a, machine, place) is not None:
-        raise InfeasibleError("the plan that was there before does not run on these devices")
+        raise InfeasibleError("the earlier plan does not run on these devices")
     if np.array_equal(place, plan.place) and fits(a, plan, problem.capacities):
         return plan
     timeline, overwrites = run_lists(a, free, plan), first_overwrites(graph)
@@ -57,7 +57,7 @@ def itself(problem: Problem) -> PlanArrays:
     if not fits(a, found, problem.capacities):
         found = fit_near(a, machine, place, timeline, problem.capacities, overwrites)
     if found is None:
-        raise InfeasibleError("the plan that was there before does not fit")
+        raise InfeasibleError("the earlier plan does not fit")
     return found
 
 
@@ -87,5 +87,5 @@ def kept_near(problem: Problem, plan: PlanArrays) -> tuple[PlanArrays, str]:
         plan = restored(problem.graph, problem.machine, plan, near, problem.capacities)
     known = near >= 0
     kept, old, new = int((plan.place == near).sum()), int(known.sum()), int((~known).sum())
-    note = f"started from a plan: {kept} of {old} ops run where it had them"
+    note = f"started from a plan: {kept} of {old} ops stay on their devices"
     return plan, f"{note}; {new} others are new or were on devices that are gone" if new else note

@@ -40,7 +40,7 @@ def steered(problem: Problem) -> Problem:
     demanded, options = hard(problem.options.constraints), problem.options
     odds = next(_at_odds(problem, demanded), ())
     if odds:
-        where = " inside of submeshes" if mixed_parts(options.algorithm) else ""
+        where = " inside submeshes" if mixed_parts(options.algorithm) else ""
         raise refused(odds, f"cannot hold together{where}")
     pieces = [each for each in demanded if each.kind == "pieces"]
     wanted = options.microbatches
@@ -127,7 +127,7 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
             details=error.details | {"try": [f"--algorithm {other}"]},
         )
     odds = irreducible(demanded, fails)
-    return refused(odds, "do not fit together, as far as was tried", f"\n{error.message}")
+    return refused(odds, "could not be met together (not proven)", f"\n{error.message}")
 
 
 def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:

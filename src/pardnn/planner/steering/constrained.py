@@ -55,7 +55,7 @@ def restricted_to(problem: Problem, meant: Sequence[Named]) -> Problem:
         return free
     allowed, _ = sides(joined, meant, _work(free))
     if allowed is None:
-        raise refused([each.constraint for each in meant], "were not met in the time for it")
+        raise refused([each.constraint for each in meant], "were not met within the time limit")
     return dataclasses.replace(free, allowed=allowed[joined.group])
 
 
@@ -131,7 +131,8 @@ def refused(constraints: Sequence[Constraint], why: str, more: str = "") -> Infe
     one = len(constraints) == 1
     text = "this constraint" if one else f"these {len(constraints)} constraints"
     why = why.replace("cannot hold together", "cannot hold") if one else why
-    why = why.replace("do not fit together", "does not fit") if one else why
+    why = why.replace("be met together", "be met") if one else why
+    why = why.replace("were not met", "was not met") if one else why
     return InfeasibleError(
         f"{text} {why}:\n{listed}\n"
         f"{'Without it' if one else 'Without any one of them'} the others may hold.{more}",

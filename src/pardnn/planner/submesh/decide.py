@@ -65,15 +65,15 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
     name = f"{cut}*{placement}"
     if not sizes or not can_shard(problem.graph):
         why = "the graph does not say what its ops call" if sizes else (
-            f"{problem.cluster.num_devices} devices make up no two submeshes that are alike"
+            f"{problem.cluster.num_devices} devices do not form two or more equal submeshes"
         )  # fmt: skip
         raise UsageError(
-            f"{name} cuts ops inside of submeshes, but {why}.\nUse {cut} or {placement} alone.",
+            f"{name} cuts ops inside submeshes, but {why}.\nUse {cut} or {placement} alone.",
             code="E250",
         )
     if problem.state is not None and problem.state.held:
         raise UsageError(
-            f"{name} lays state out anew, but it is to stay where it lies.\n"
+            f"{name} changes the layout of the state, but the state has to stay where it is.\n"
             "Plan without the state.",
             code="E225",
         )

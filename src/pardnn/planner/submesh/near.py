@@ -28,7 +28,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import check_fixed
 from pardnn.planner.start.earlier import devices_now, fixed_state
 from pardnn.planner.start.near import itself
-from pardnn.planner.steering.wishes import unmet_by
+from pardnn.planner.steering.preferences import unmet_by
 from pardnn.planner.submesh.columns import Columns, columns_of
 from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
 from pardnn.planner.submesh.spread import (
@@ -100,7 +100,7 @@ def decide_mixed_near(
     except InfeasibleError as error:
         why = error.message.splitlines()[0].rstrip(".")
     found = afresh(dataclasses.replace(problem, start=None))
-    note = f"planned from scratch, as no plan near the one to start from was found: {why}"
+    note = f"planned from scratch, since no plan near the start plan was found: {why}"
     return found._replace(notes=(*found.notes, note))
 
 
@@ -172,7 +172,7 @@ def _as_it_was(near: _Near) -> Outcome:
     outcome = Outcome(
         algorithm=near.name, plan=plan, moved_ops=0, makespan_s=timeline.makespan,
         transfer_bytes=timeline.transfer_bytes(columns.local), planning_s=0.0,
-        notes=(f"started from a plan: {count} of {count} ops run where it had them",),
+        notes=(f"started from a plan: {count} of {count} ops stay on their devices",),
     )  # fmt: skip
     found = completed(columns, near.pieces, outcome)
     broken = unmet_by(problem, found, problem.options.constraints)

@@ -46,7 +46,7 @@ def estimated_baselines(
         at: Captures the step at another batch size; None if that cannot be done.
     """
     return (
-        _row("ideal", _ideal(problem), "no communication, no limit of memory"),
+        _row("ideal", _ideal(problem), "no communication, no memory limit"),
         _small_batch(problem, batch_size, at),
         _swapping(problem, batch_size, at),
     )
@@ -98,7 +98,7 @@ def _small_batch(problem: Problem, batch_size: int | None, at: AtBatch | None) -
         if all(peak <= limit for limit in limits):
             break
         if batch == 1:
-            least = f"one sample needs {peak} bytes on one device, usable are {min(limits)}"
+            least = f"one sample needs {peak} bytes on one device, usable: {min(limits)}"
             return _no_row("small-batch", least)
         batch //= 2
     rate = sum(batch / seconds for seconds in _step_seconds(problem, graph))

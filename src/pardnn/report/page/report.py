@@ -120,8 +120,9 @@ def _notes(found: Simulated, bars: Bars) -> list[str]:
     step = found.timeline.makespan
     if predicted is not None and abs(predicted.makespan_s - step) > SAME * step:
         notes.append(
-            f"The plan was made with other costs: it predicts {seconds_text(predicted.makespan_s)} "
-            f"a step, with {found.costs} it takes {seconds_text(step)}. --costs chooses."
+            "The plan was made with other costs: it predicts "
+            f"{seconds_text(predicted.makespan_s)} a step, with {found.costs} it takes "
+            f"{seconds_text(step)}. Choose with --costs."
         )
     ops = len(found.graph.ops)
     if max(bars.count, default=1) > 1:

@@ -39,7 +39,9 @@ def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
         yield f"{step}: {_batch(plan)}every op is cut over {over} ({where})."
     elif plan.pieces is not None:
         pieces = len(plan.pieces.points) - 1
-        how = "each op on one device for all of them" if _alike(found) else "each placed by itself"
+        how = (
+            "each op on one device for all of them" if _alike(found) else ("each placed separately")
+        )
         yield f"{step}: the batch is cut in {pieces} pieces, {how}, on {where}."
     else:
         yield f"{step}: each of {len(found.whole.ops)} ops runs whole on one device of {where}."
@@ -72,7 +74,7 @@ def _alike(found: Simulated) -> bool:
 
 def _kept(found: Simulated) -> str:
     if found.plan.keeps_bits:
-        return "losses are those of one device, bit for bit."
+        return "losses equal those of one device, bit for bit."
     return "losses agree with those of one device to rounding."
 
 
@@ -134,8 +136,8 @@ def bindings(
         least = "no" if rest == percent_text(0.0) else f"at most {rest}"
         yield Binding(
             what="compute",
-            text=f"{busy.name} computes {percent_text(busy.busy_s / step)} of the step, which gets "
-            f"{least} shorter without less or faster work there.",
+            text=f"{busy.name} computes {percent_text(busy.busy_s / step)} of the step: the step "
+            f"gets {least} shorter unless that device has less or faster work.",
         )
     yield _path(found, times, critical)
 

@@ -71,7 +71,7 @@ def devices_table(report: Report) -> str:
         for row in report.devices
     ]
     head = ("device", "ops", "peak", "usable", "busy", "idle", "waits for")
-    return html_table("What each device does, and what its idle time goes to", head, rows)
+    return html_table("What each device does, and why it idles", head, rows)
 
 
 def longest_ops(report: Report) -> str:
@@ -138,7 +138,7 @@ def matrix_table(report: Report) -> str:
             for row in report.links[: 2 * MOST_ROWS]
         ]
         head = ("link", "messages", "bytes", "on the critical path")
-        return html_table("The links that carry most", head, rows)
+        return html_table("The links that carry the most", head, rows)
     sent = {(row.source, row.target): row for row in report.links}
     names = [device.name for device in report.devices]
     rows = [
@@ -199,7 +199,7 @@ def measured_tables(report: Report) -> Iterator[str]:
         "device", "step, simulated", "measured", "ops, simulated", "measured",
         "waits, measured", "peak, proven", "measured",
     )  # fmt: skip
-    caption = f"A run beside the prediction: medians of {report.measured.steps} steps"
+    caption = f"Measured next to predicted: medians of {report.measured.steps} steps"
     yield html_table(caption, head, rows)
     calls = [
         (
@@ -212,7 +212,7 @@ def measured_tables(report: Report) -> Iterator[str]:
         for row in report.measured.kinds
     ]
     head = ("call", "ops", "simulated", "measured", "ratio")
-    yield html_table("The calls that take longest", head, calls)
+    yield html_table("The longest calls", head, calls)
 
 
 def bounds_table(report: Report) -> str:
@@ -220,7 +220,7 @@ def bounds_table(report: Report) -> str:
     times = report.times
     rows = [
         ("this plan", times.makespan_s),
-        ("a step among many (period)", times.period_s),
+        ("a step of many in a row (period)", times.period_s),
         ("no plan is faster than", times.lower_bound_s),
         ("one device", times.serial_s),
         ("ops on the critical path", times.critical_compute_s),

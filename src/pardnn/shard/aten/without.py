@@ -1,14 +1,14 @@
 """Operators that have no description, each with its reason. They run whole, never wrong."""
 
 _BEGINS = "no argument of the call says where a shard begins"
-_RESERVE = "its kernel keeps a result of its own for the backward pass, whose layout is its own"
+_RESERVE = "its kernel keeps a result for the backward pass in a layout of its own"
 _DRAWS = "not described yet"
 _DYNAMIC = "the shape of the result depends on the data"
 _LENGTHS = "targets have lengths of their own, and the longest of a shard shapes its results"
 _MASK = "where a value comes from depends on the mask before it"
 _MIDDLE = "the middle of all elements: partial results of the call do not suffice"
-_NUMBER = "its result is a number of the host, no tensor"
-_SCALES = "its scales lie as its kernel wants them"
+_NUMBER = "its result is a host number, not a tensor"
+_SCALES = "its scales are in a layout of its kernel's own"
 _SPARSE = "sparse tensors: which elements a shard holds depends on the data"
 _STORAGE = "it addresses storage, whose order a shard does not keep"
 
@@ -52,7 +52,7 @@ WITHOUT: dict[str, str] = {
     "aten.mkldnn_rnn_layer": "its time steps depend on each other, and its workspace is opaque",
     "aten.mkldnn_rnn_layer_backward": "it reads a workspace that is opaque",
     "aten.median.default": _MIDDLE,
-    "aten.multinomial": "it draws row by row from one stream, as many numbers as the data want",
+    "aten.multinomial": "it draws row by row from one stream, as many numbers as the data require",
     "aten.nanmedian.default": _MIDDLE,
     "aten.nonzero": _DYNAMIC,
     "aten.nonzero_static": "where an element lies in the result depends on all before it",
@@ -81,9 +81,9 @@ WITHOUT: dict[str, str] = {
 
 #: Described, and yet each of these calls runs whole: operator to reason.
 WHOLE: dict[str, str] = {
-    "aten.empty_permuted": "strides: nothing says how a shard of them lies",
-    "aten.empty_strided": "strides: nothing says how a shard of them lies",
-    "aten.new_empty_strided": "strides: nothing says how a shard of them lies",
+    "aten.empty_permuted": "strides: it is unknown how a shard of them is laid out",
+    "aten.empty_strided": "strides: it is unknown how a shard of them is laid out",
+    "aten.new_empty_strided": "strides: it is unknown how a shard of them is laid out",
     "aten.scalar_tensor": "one number",
 }
 

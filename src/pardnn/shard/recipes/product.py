@@ -54,8 +54,9 @@ def batch_by_tensor(
         return Sharding(mesh, {}, {})
     if len(mesh.shape) < 2:
         raise UsageError(
-            f"{mesh.size} devices have one mesh axis; tensor parallelism inside of groups and data "
-            "parallelism across them need two.\nUse 4 devices or more, whose number is no prime.",
+            f"{mesh.size} devices have one mesh axis; tensor parallelism inside groups and data "
+            "parallelism across them need two.\nUse at least 4 devices, and not a prime number "
+            "of them.",
             code="E229",
         )
     tensor = megatron(graph, make_mesh(mesh.shape[-1:], mesh.shares[-1:]), objective)

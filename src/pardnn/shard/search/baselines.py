@@ -238,8 +238,8 @@ def equal_chop(graph: Graph, target: Target, objective: str = "bytes") -> Shardi
     mesh = make_mesh((laid.size,))
     if fixed is not None and laid.shape != mesh.shape:
         raise UsageError(
-            f"equal-chop lays {laid.size} devices out along one axis, the state lies on a mesh of "
-            f"{laid.shape}.\nUse tofu.",
+            f"equal-chop lays {laid.size} devices out along one axis, but the state is on a mesh "
+            f"of {laid.shape}.\nUse tofu.",
             code="E225",
         )
     _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS, fixed)

@@ -237,7 +237,7 @@ def _torn(classes: TensorClasses, fixed: FixedLayouts, one: str, other: str) -> 
         for name in list(dict.fromkeys(state))[:2]
     )
     return InfeasibleError(
-        f"state lies cut, {words}, but {shown(one)} and {shown(other)} are of one storage that "
+        f"the state is cut, {words}, but {shown(one)} and {shown(other)} are of one storage that "
         "the step writes, and have to be cut alike: no cut leaves the state where it is.\nPlan "
         "this step first and keep its state for the other one.",
         details={"state": state[:2], "tensors": [one, other]},

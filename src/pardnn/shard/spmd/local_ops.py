@@ -167,8 +167,8 @@ def _output(emitter: Emitter, op: Op, partitioned: PartitionedOp, tensor: Tensor
         if slot is None:
             raise InvalidPlanError(
                 f"{shown(tensor.name)} shares the storage of {shown(source)}, which op "
-                f"{shown(op.name)} ({op.source or op.kind}) does not take: its arguments name it "
-                "nowhere.\nCapture the graph again."
+                f"{shown(op.name)} ({op.source or op.kind}) does not take as an argument.\n"
+                "Capture the graph again."
             )
     return _Output(_computed(emitter, partitioned, tensor), slot)
 

@@ -50,8 +50,8 @@ def _check_addends(value: Apply) -> None:
     if reducers and (wrong or value.name not in ("add", "sub")):
         beside = wrong[0] if wrong else f"'{value.name}'"
         raise DescriptionError(
-            f"Once stands beside {beside}, but only to a sum something can be added once: leave it "
-            "out, and the loop is not cut"
+            f"Once is used with {beside}, but only to a sum something can be added once: leave it "
+            "out (the loop is then not cut)"
         )
 
 

@@ -106,7 +106,9 @@ class Affine:
 
     def __floordiv__(self, divisor: object) -> Affine:
         if isinstance(divisor, Affine) or _whole_number(divisor) < 1:
-            raise _not_affine("is divided by what is no positive number", "Divide by numbers only.")
+            raise _not_affine(
+                "is divided by something other than a positive number", "Divide by numbers only."
+            )
         by = _whole_number(divisor)
         if all(factor % by == 0 for _, factor in self.terms):  # the constant alone is rounded
             quotients = tuple((atom, factor // by) for atom, factor in self.terms)
@@ -152,7 +154,7 @@ def _keys(value: Affine) -> Iterable[tuple[object, int]]:
 def _whole_number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _not_affine(
-            f"meets {value!r:.40}, which is no whole number", "Use integers in indices."
+            f"meets {value!r:.40}, which is not a whole number", "Use integers in indices."
         )
     return value
 

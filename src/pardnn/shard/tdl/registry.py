@@ -49,7 +49,7 @@ def canonical_name(name: str) -> str:
     """
     parts = name.replace("::", ".").split(".")
     if len(parts) < 2 or not all(parts):
-        raise DescriptionError(f"{name!r:.80} names no operator; examples: 'aten.mm', 'mylib::op'")
+        raise DescriptionError(f"{name!r:.80} is not an operator; examples: 'aten.mm', 'mylib::op'")
     return ".".join(parts[:2] if parts[2:] == ["default"] else parts)
 
 
