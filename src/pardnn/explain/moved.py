@@ -20,8 +20,7 @@ from numpy import ndarray
 
 from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
-from pardnn.place.ordering.fit import fit_near, fit_schedule, fits
-from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.fit import fit_moved, fit_schedule
 from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
@@ -76,12 +75,7 @@ def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
     if missing is not None:
         ends = sorted({int(place[op]) for op in missing})
         return Judged(None, None, None, None, f"there is no link between devices {ends}")
-    kept = memory_bounded_plan(
-        a, machine, place, case.timeline.dispatch.copy(), case.usable, case.overwrites
-    )
-    near = kept
-    if not fits(a, kept, case.usable):
-        near = fit_near(a, machine, place, case.timeline, case.usable, case.overwrites)
+    kept, near = fit_moved(a, machine, place, case.timeline, case.usable, case.overwrites)
     found = [] if near is None else [near]
     anew = fit_schedule(graph, machine, place, case.usable)
     found += [] if anew is None else [anew]
