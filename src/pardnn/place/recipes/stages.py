@@ -74,9 +74,7 @@ def stages_of(
     length = int(position.max(initial=-1)) + 1
     at = np.where(position >= 0, position, 0)
     row = np.bincount(at, weights=weight * (position >= 0), minlength=max(length, 1))
-    sent = (
-        _crossing_bytes(graph, p, position, len(row)) * 2 * byte_seconds / max(work.sum(), 1e-300)
-    )
+    sent = _crossing_bytes(graph, position, len(row)) * 2 * byte_seconds / max(work.sum(), 1e-300)
     block = _blocks(row, sent * (1 - memory), num_stages)
     stage = np.where(position >= 0, block[at], -1)
     _place_the_rest(graph, p, users, stage)
@@ -150,9 +148,7 @@ def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:
     return np.bincount(a.tensor_op, weights=owned, minlength=a.num_ops)
 
 
-def _crossing_bytes(
-    graph: Graph, p: Phases, position: ndarray, length: int
-) -> Float64[ndarray, " b"]:
+def _crossing_bytes(graph: Graph, position: ndarray, length: int) -> Float64[ndarray, " b"]:
     """Return the bytes that forward ops before each position make for those from it on.
 
     A parameter that is read on both sides counts, too.

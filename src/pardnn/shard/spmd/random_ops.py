@@ -82,9 +82,7 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
         kwargs = {key: localised(value, local) for key, value in call.kwargs.items()}
         inputs = list(local.values())
         is_final = not is_scaling and not writes(op)
-        drawn = _emit_draw(
-            emitter, op, device, [op.kind, args, kwargs], inputs, anchor, is_final=is_final
-        )
+        drawn = _emit_draw(emitter, op, device, [op.kind, args, kwargs], inputs, is_final=is_final)
         if is_scaling:
             _scale(emitter, op, device, str(scaled[device]), drawn, anchor)
         elif writes(op):
@@ -121,7 +119,6 @@ def _emit_draw(
     device: int,
     call: list[Any],
     inputs: list[str],
-    anchor: Anchor,
     *,
     is_final: bool,
 ) -> str:
