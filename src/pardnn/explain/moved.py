@@ -10,7 +10,6 @@ the move.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,8 +21,7 @@ from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
 from pardnn.place.ordering.fit import fit_moved, fit_schedule
 from pardnn.plan.demands.check_constraints import breaking
-from pardnn.plan.file import stamped
-from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
+from pardnn.plan.plan import PlanArrays
 from pardnn.report.explained import Alternative
 from pardnn.report.text import bytes_text
 from pardnn.sim.engine import simulate
@@ -97,28 +95,6 @@ def _over(case: Case, held: Sequence[int]) -> str:
         f"{case.devices[device]} would hold {bytes_text(held[device])}, usable: "
         f"{bytes_text(case.usable[device])}; tried in two orders"
     )
-
-
-def plan_of(case: Case, arrays: PlanArrays, makespan: float) -> Plan:
-    """Return an edited plan of whole ops as one that can be written, checked and run.
-
-    Args:
-        case: The plan that was edited.
-        arrays: What became of it.
-        makespan: Simulated, seconds.
-    """
-    edited = plan_from_arrays(case.planned, arrays)
-    sizes = case.planned.arrays.tensor_bytes[arrays.message_tensor]
-    predicted = Predicted(
-        makespan_s=makespan,
-        peak_bytes=tuple(peaks(case.planned.arrays, arrays).tolist()),
-        transfer_bytes=int(sizes.sum()),
-    )
-    plan = dataclasses.replace(
-        case.plan, placement=edited.placement, order=edited.order, messages=edited.messages,
-        predicted=predicted, checksum=None,
-    )  # fmt: skip
-    return stamped(plan, case.graph)
 
 
 def alternative(case: Case, what: str, found: Judged) -> Alternative:
