@@ -3,7 +3,7 @@
 With all else as it was, the ops keep the loops that they are cut along and fetch what they need of
 the tensor from where it lies now: the partitioned graph is made, simulated, and its memory proven.
 Where the graph is small, the search of `tofu` also cuts all else anew around the tensor. Beyond
-`MANY_LOCAL_OPS` nothing is judged, and the report says so.
+`JUDGED_LOCAL_OPS` nothing is judged, and the report says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pardnn.sim.peak import peaks
 
 #: Ops of the graph x devices up to which other cuts are judged, and up to which all else is cut
 #: anew: some seconds per layout.
-MANY_LOCAL_OPS, FEW_LOCAL_OPS = 20_000, 2_000
+JUDGED_LOCAL_OPS, ANEW_LOCAL_OPS = 20_000, 2_000
 #: Other layouts that are judged of a tensor: whole, and cut along each of its first dims.
 MOST_DIMS = 3
 
@@ -88,7 +88,7 @@ def other_cuts(
     if not pieces:
         return ()
     local = len(graph.ops) * case.plan.num_devices
-    if local > MANY_LOCAL_OPS:
+    if local > JUDGED_LOCAL_OPS:
         why = f"{len(graph.ops)} ops on {case.plan.num_devices} devices take too long"
         return (_refused(f"{name} cut differently, or whole", why, judged=False),)
     shape, axes = pieces[0].shape or (), len(partition.mesh.shape)
@@ -100,7 +100,7 @@ def other_cuts(
         found
         for layout in layouts
         if layout != now and owned_boxes(shape, layout, partition.mesh) is not None
-        for found in _judged(asked, layout, anew=local <= FEW_LOCAL_OPS)
+        for found in _judged(asked, layout, anew=local <= ANEW_LOCAL_OPS)
     )
 
 

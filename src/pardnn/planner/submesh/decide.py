@@ -32,15 +32,13 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
-from pardnn.planner.sharded.decide import can_shard
+from pardnn.planner.sharded.decide import MORE_LOCAL_OPS, can_shard
 from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
 from pardnn.planner.submesh.submeshes import submesh_sizes
 from pardnn.time_limit import seconds_left
 
 #: Cuts that `auto` tries inside of submeshes; the batch is in pieces already.
 INSIDE = ("megatron", "tofu")
-#: Local ops of a cut graph, without what moves data, up to which `auto` cuts inside of submeshes.
-MANY_LOCAL_OPS = 30_000
 #: Numbers of pieces that are tried, each twice the one before.
 MOST_DOUBLINGS = 6
 
@@ -91,7 +89,7 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
                 break
             failed += found.had_no_room  # more pieces take less memory
             worse = 0 if is_better else worse + (not found.had_no_room)
-            is_many = len(problem.graph.ops) * count * size > MANY_LOCAL_OPS
+            is_many = len(problem.graph.ops) * count * size > MORE_LOCAL_OPS
             if worse >= PATIENCE or (is_many and worse + failed >= PATIENCE):
                 break
     return found.best()
@@ -113,7 +111,7 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
         counts = [submeshes, 2 * submeshes] if wanted == "auto" else [wanted or 1]
         for cut in INSIDE:
             for count in counts:
-                if count < 2 or len(problem.graph.ops) * count * size > MANY_LOCAL_OPS:
+                if count < 2 or len(problem.graph.ops) * count * size > MORE_LOCAL_OPS:
                     break
                 if seconds_left() <= 0:
                     return found.best()
