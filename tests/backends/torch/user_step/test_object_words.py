@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.backends.torch.user_step import guards as guards_module
-from pardnn.backends.torch.user_step import item_guards
+from pardnn.backends.torch.user_step import guard_walk, item_guards
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
 from pardnn.backends.torch.user_step.guards import Guards
 
@@ -57,7 +56,7 @@ class _Case:
 def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(item_guards, "HAS_TAGS", request.param and HAS_TAGS)
     if not request.param:
-        monkeypatch.setattr(guards_module, "attribute_address", lambda _value, _key: None)
+        monkeypatch.setattr(guard_walk, "attribute_address", lambda _value, _key: None)
     return request.param and HAS_TAGS
 
 
