@@ -216,11 +216,26 @@ def _candidates(row: ndarray, sent: ndarray, count: int) -> Int64[ndarray, " e"]
 
 def _place_the_rest(graph: Graph, p: Phases, users: ndarray, stage: Int64[ndarray, " n"]) -> None:
     """Fill in the stages of all ops but forward ones."""
-    order = graph.arrays.topological.tolist()
     stage[users >= 0] = stage[users[users >= 0]]
     of_parameter = _parameters_of_the_update(graph, p)
     for op, parameter in of_parameter.items():
         stage[op] = stage[parameter]
+    order = graph.arrays.topological.tolist()
+    _place_backward(order, p, stage, of_parameter)
+    _place_what_is_left(graph, p, stage)
+
+
+def _place_backward(
+    order: list[int], p: Phases, stage: Int64[ndarray, " n"], of_parameter: dict[int, int]
+) -> None:
+    """Fill in the stages of the backward pass.
+
+    Args:
+        order: Ops in topological order.
+        p: The phase of each op, and what it reads.
+        stage: Of each op.
+        of_parameter: The parameter that an op of the update belongs to.
+    """
     for op in order:
         if p.phase[op] in (BACKWARD, WEIGHT):
             saved = [stage[i] for i in p.reads[op] if p.phase[i] in (FORWARD, SOURCE)]
@@ -236,7 +251,11 @@ def _place_the_rest(graph: Graph, p: Phases, users: ndarray, stage: Int64[ndarra
             owners = {of_parameter[i] for i in p.readers[op] if i in of_parameter}
             if len(owners) == 1 and all(p.phase[i] == WEIGHT for i in p.reads[op]):
                 stage[op] = stage[owners.pop()]
-    a = graph.arrays
+
+
+def _place_what_is_left(graph: Graph, p: Phases, stage: Int64[ndarray, " n"]) -> None:
+    """Put ops without a stage beside the largest value that they read, or their first reader."""
+    a, order = graph.arrays, graph.arrays.topological.tolist()
     size = np.bincount(a.tensor_op, weights=a.tensor_bytes, minlength=a.num_ops)
     for op in order:
         if stage[op] < 0 and p.phase[op] != SOURCE:
