@@ -21,6 +21,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
     put_in_order,
 )
 from pardnn.backends.torch.runtime.results import held_names
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     objects_by_name,
@@ -29,7 +30,6 @@ from pardnn.backends.torch.user_step.held_numbers import (
     slots_of,
     slots_of_numbers,
 )
-from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
 from pardnn.backends.torch.user_step.slots import Slot

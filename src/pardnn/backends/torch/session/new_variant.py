@@ -40,8 +40,8 @@ from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
+from pardnn.backends.torch.user_step.guards.item import VALUES, Change
 from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
-from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
     batch_indices,

@@ -19,19 +19,19 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pardnn.backends.torch.user_step.batch_guards import BatchGuards
-from pardnn.backends.torch.user_step.content_guards import (
+from pardnn.backends.torch.user_step.guards.batch import BatchGuards
+from pardnn.backends.torch.user_step.guards.content import (
     MODE_GLOBALS,
     ModeGuards,
     environment,
     reads_environment,
     shared_values,
 )
-from pardnn.backends.torch.user_step.guard_walk import GuardWalk
-from pardnn.backends.torch.user_step.item_guards import Change, ItemGuard, Snapshot, any_key
-from pardnn.backends.torch.user_step.library_guards import library_guards, process_settings
+from pardnn.backends.torch.user_step.guards.item import Change, ItemGuard, Snapshot, any_key
+from pardnn.backends.torch.user_step.guards.library import library_guards, process_settings
+from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
+from pardnn.backends.torch.user_step.guards.walk import GuardWalk
 from pardnn.backends.torch.user_step.object_graph import GLOBAL_HOOKS, argument_names, walk_objects
-from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards
 from pardnn.backends.torch.user_step.references import registrations
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.used_names import used_names

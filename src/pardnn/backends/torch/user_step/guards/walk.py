@@ -1,6 +1,6 @@
 """The walk that guards what a step can reach and what code that may run mentions by name.
 
-See `guards`, which compares what is gathered here at every call.
+See `guards.guards`, which compares what is gathered here at every call.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.batch_guards import is_users_object
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
-from pardnn.backends.torch.user_step.content_guards import (
+from pardnn.backends.torch.user_step.dict_versions import attribute_address
+from pardnn.backends.torch.user_step.guards.batch import is_users_object
+from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
     ContentGuards,
     asked_of,
     has_content,
     has_order,
 )
-from pardnn.backends.torch.user_step.dict_versions import attribute_address
-from pardnn.backends.torch.user_step.item_guards import (
+from pardnn.backends.torch.user_step.guards.item import (
     VALUES,
     AttributeGuards,
     ItemGuard,
@@ -33,14 +33,14 @@ from pardnn.backends.torch.user_step.item_guards import (
     items_by_key,
     may_hold,
 )
-from pardnn.backends.torch.user_step.object_graph import attributes_of
-from pardnn.backends.torch.user_step.parameter_guards import (
+from pardnn.backends.torch.user_step.guards.parameter import (
     hook_tables,
     own_step,
     states_of_parameters,
     tensors_held,
     tensors_of_groups,
 )
+from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
