@@ -28,41 +28,51 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     Raises:
         UsageError: E225, if the algorithm asked for makes none.
     """
-    graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
     if problem.start is not None:
         return _near_start(problem)
     pair = demanded_parts(problem.options)
     if pair is not None:  # tells for itself what state it leaves where it is
         return ("*".join(pair),)
-    demanded = problem.options.constraints
-    names, constraints = algorithms_to_try(algorithm, len(graph.ops)), placing(demanded)
-    laid_out = [each for each in hard(demanded) if each.kind == "layout"]
-    if state is not None and laid_out:
+    algorithm, demanded = problem.options.algorithm, problem.options.constraints
+    names = algorithms_to_try(algorithm, len(problem.graph.ops))
+    kind = _kind_of_state(problem)
+    if cutting(demanded) or kind == "cut":
+        return names if algorithm in SHARDED else ("tofu",)
+    if kind is None and not placing(demanded):
+        may_cut = algorithm == BEST and _may_cut(problem)
+        names = (*names, *(("tofu", *CUTS, *RULES) if may_cut else ()), *_pipelines(problem))
+    if problem.state is not None and algorithm in (BEST, BEST_WHOLE):
+        return (names[0], BEFORE, *names[1:])
+    return names
+
+
+def _kind_of_state(problem: Problem) -> Kind | None:
+    """Return how the state lies that stays where it is; None if there is none, or it is anyhow.
+
+    Raises:
+        UsageError: E225, if what is asked for would move it.
+    """
+    if problem.state is None:
+        return None
+    kind, algorithm = kind_of_plan(problem.graph, problem.state), problem.options.algorithm
+    demanded = hard(problem.options.constraints)
+    layout = next((each for each in demanded if each.kind == "layout"), None)
+    if layout is not None:
         raise UsageError(
-            f"state stays where it is, and constraint {shown(str(laid_out[0]))} sets a layout: "
+            f"state stays where it is, and constraint {shown(str(layout))} sets a layout: "
             "leave out one of them.",
             code="E225",
         )
-    if cutting(laid_out):
-        return (algorithm,) if algorithm in SHARDED else ("tofu",)
-    kind = None if state is None else kind_of_plan(graph, state)
-    if kind == "cut" and constraints:
+    placed = placing(demanded)
+    if kind == "cut" and placed:
         raise UsageError(
-            f"the state is cut over all devices, and constraint {str(constraints[0])!r:.120} "
+            f"the state is cut over all devices, and constraint {str(placed[0])!r:.120} "
             "places whole ops, which moves the state.\nPlan without constraints.",
             code="E225",
         )
-    if kind == "cut":
-        names = names if algorithm in SHARDED else ("tofu",)
-    elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
-        names = (*names, "tofu", *CUTS, *RULES)
-    if kind is None and not constraints:
-        names = (*names, *_pipelines(problem))
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         raise _moves_state(algorithm, kind)
-    if state is not None and algorithm in (BEST, BEST_WHOLE) and kind != "cut":
-        return (names[0], BEFORE, *names[1:])
-    return names
+    return kind
 
 
 def _moves_state(algorithm: str, kind: Kind) -> UsageError:
