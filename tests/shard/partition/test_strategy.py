@@ -254,10 +254,10 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda x: lambda i, j: x[::2, j], "step"),
         (lambda x: lambda i, j: Sum(lambda i: x[i, j]), "index 'i' of a reduction is one of the"),
         (lambda x: lambda i, j: Sum(lambda k: Max(lambda k: x[i, k])), "the index 'k'"),
-        (lambda x: lambda i, j: Max(lambda k: x[i, k]) + Once(x[i, j], {}), "stands beside max"),
-        (lambda x: lambda i, j: Mean(lambda k: x[i, k]) - Once(x[i, j], {}), "beside mean"),
-        (lambda x: lambda i, j: Once(x[i, j], {}) + 2 * Prod(lambda k: x[i, k]), "beside prod"),
-        (lambda x: lambda i, j: Sum(lambda k: x[i, k]) * Once(x[i, j], {}), "beside 'mul'"),
+        (lambda x: lambda i, j: Max(lambda k: x[i, k]) + Once(x[i, j], {}), "is used with max"),
+        (lambda x: lambda i, j: Mean(lambda k: x[i, k]) - Once(x[i, j], {}), "used with mean"),
+        (lambda x: lambda i, j: Once(x[i, j], {}) + 2 * Prod(lambda k: x[i, k]), "used with prod"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, k]) * Once(x[i, j], {}), "used with 'mul'"),
     ],
 )  # fmt: skip
 def test_errors_teach(function: Any, message: str) -> None:
