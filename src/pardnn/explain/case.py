@@ -17,7 +17,8 @@ from pardnn.graph.layers import known_layers, layers_of, origin
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
-from pardnn.plan.constraints import Named, named, placing
+from pardnn.plan.constraints import placing
+from pardnn.plan.demands.named import Named, named
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import choice_of, costs_for

@@ -34,10 +34,10 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     if pair is not None:  # tells for itself what state it leaves where it is
         return ("*".join(pair),)
     algorithm, demanded = problem.options.algorithm, problem.options.constraints
-    names = algorithms_to_try(algorithm, len(problem.graph.ops))
     kind = _kind_of_state(problem)
     if cutting(demanded) or kind == "cut":
-        return names if algorithm in SHARDED else ("tofu",)
+        return (algorithm,) if algorithm in SHARDED else ("tofu",)
+    names = algorithms_to_try(algorithm, len(problem.graph.ops))
     if kind is None and not placing(demanded):
         may_cut = algorithm == BEST and _may_cut(problem)
         names = (*names, *(("tofu", *CUTS, *RULES) if may_cut else ()), *_pipelines(problem))

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError, shown
 from pardnn.graph.ir import Graph
-from pardnn.plan.constraints import PLACING, Constraint, Named, constraint_to_dict, named
+from pardnn.plan.constraints import PLACING, Constraint, constraint_to_dict
 from pardnn.plan.demands.layout_demands import how, layout_demands
+from pardnn.plan.demands.named import Named, named
 from pardnn.plan.mesh import layout_of, make_mesh
 from pardnn.plan.plan import Plan, graph_in_pieces
 

@@ -15,7 +15,8 @@ from pardnn.place.constraints import Setting, conflict, reduced, sides
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
-from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named, placing
+from pardnn.plan.constraints import Constraint, constraint_to_dict, placing
+from pardnn.plan.demands.named import Named, named
 from pardnn.planner.problem import Problem
 
 

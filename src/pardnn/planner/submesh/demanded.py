@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.place.constraints import holds
-from pardnn.plan.constraints import Constraint, Named, cutting, named, placing
+from pardnn.plan.constraints import Constraint, cutting, placing
+from pardnn.plan.demands.named import Named, named
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import can_shard
 from pardnn.planner.steering.constrained import restricted_to, setting_of
