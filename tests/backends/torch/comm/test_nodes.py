@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.comm import nodes
-from pardnn.backends.torch.comm.world import join
+from pardnn.backends.torch.comm.joining import join
 from tests.backends.torch.ranks import connect, run_ranks
 
 _NEW_NETWORK = 0x40000000
