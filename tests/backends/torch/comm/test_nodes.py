@@ -28,7 +28,7 @@ def test_ranks_of_another_machine_are_left_to_the_process_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body(rank: int, store: str) -> list[object]:
-        for module in ("unix_sockets", "world"):
+        for module in ("unix_sockets", "joining"):
             monkeypatch.setattr(
                 f"pardnn.backends.torch.comm.{module}.machine_id", lambda: f"machine {rank // 2}"
             )
