@@ -26,7 +26,7 @@ from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import (
-    is_text,
+    is_plain_value,
     named_places,
     texts_of_states,
     values_by_name,
@@ -167,7 +167,9 @@ def _check_values(objects: ObjectGraph) -> None:
             for state in _states(entry.value).values():
                 items = state.values() if isinstance(state, dict) else [state]
                 for item in items:
-                    is_known = isinstance(item, torch.Tensor | bool | int | float) or is_text(item)
+                    is_known = isinstance(
+                        item, torch.Tensor | bool | int | float
+                    ) or is_plain_value(item)
                     if not is_known and node_of(item) is None:
                         raise NotFollowed
 
