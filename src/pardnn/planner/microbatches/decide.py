@@ -64,13 +64,13 @@ def _best(
 ) -> Outcome:
     """Return the best plan of 1, 2, 4 pieces and so on.
 
-    Rows are tried first, as many pieces as devices or a few times as many, then stages of a quarter
-    of the devices (fewer pieces keep a pipeline of as many stages busy for less than a fifth of the
-    time), which bound placements of the whole batch: of a step that takes thrice as long whole,
-    those cost 5 s of 60. Then follow stages of more pieces: all quick, and what they take bounds
-    the cuts of the whole batch, each of which takes seconds to partition. The other algorithms then
-    cut the batch in as many pieces as was best (`_others`). Where there are no stages, they are
-    tried of each number.
+    Rows are tried first, with as many pieces as devices or a few times as many, then stages with a
+    quarter as many pieces as devices (fewer pieces keep a pipeline of as many stages busy for less
+    than a fifth of the time). Both bound placements of the whole batch, which cost 5 s of 60 for a
+    step that takes three times as long whole. Stages with more pieces follow; all of these are
+    quick, and their time bounds cuts of the whole batch, each of which takes seconds to partition.
+    The other algorithms then use the best number of pieces (`_others`), or, without stages, are
+    tried with each number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
