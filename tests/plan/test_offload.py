@@ -226,5 +226,5 @@ def test_nothing_but_copies_reads_the_host() -> None:
     with pytest.raises(FileError, match="which is on the host"):
         build_graph("direct", [dataclasses.replace(first, memory="host"), *rest])
     source = Op(name="w", kind="parameter", memory="host", outputs=(tensor("w"),))
-    with pytest.raises(FileError, match="is no state"):
+    with pytest.raises(FileError, match="is not a state"):
         build_graph("parameter", [source])

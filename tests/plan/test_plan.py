@@ -213,7 +213,7 @@ PLANTED = {
     "order against after": (
         lambda p: _ordered(p, "x", "w", "a", "c", "u", "h", "v"), "h"
     ),
-    "message missing": (lambda p: dataclasses.replace(p, messages=p.messages[:1]), "never sent"),
+    "message missing": (lambda p: dataclasses.replace(p, messages=p.messages[:1]), "not sent"),
     "message twice": (
         lambda p: dataclasses.replace(p, messages=(*p.messages, p.messages[0])), "twice"
     ),

@@ -85,7 +85,7 @@ def decode(value: Any) -> Any:
 def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, value["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{shown(value['dtype'])} is no type")
+        raise ValueError(f"{shown(value['dtype'])} is not a type")
     return torch.tensor(decode(value["items"]), dtype=dtype)
 
 

@@ -250,8 +250,8 @@ def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
     other = min(changed)
     return MismatchError(
         f"rank {other} saw that {changed[other]}; rank {rank} did not, and is "
-        f"{states[rank]['text']}.\n"
-        "Every rank makes the same calls, with the same flags, modes and shapes.",
+        f"{states[rank]['text']}.\nEvery rank has to make the same calls, with the same flags, "
+        "modes and shapes.",
         code="E519",
         details={"rank": rank, "peer": other, "first_failing_rank": other},
     )
@@ -259,9 +259,9 @@ def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
 
 def _state_lines(states: dict[int, State], found: int) -> Iterator[str]:
     if found in states:
-        yield f"Rank {found} is the one that does not move: {states[found]['text']}."
+        yield f"Rank {found} is the one that makes no progress: {states[found]['text']}."
     else:
-        yield f"Rank {found} is the one that does not move; it does not even answer."
+        yield f"Rank {found} is the one that makes no progress; it does not even answer."
     for rank in sorted(states):
         yield f"rank {rank}: {states[rank]['text']}"
         yield from (f"  {line}" for line in states[rank].get("messages", ()))

@@ -151,9 +151,9 @@ def _check_alive(failure: State | None, gone: Sequence[int], rank: int, doing: s
 
 def _stuck(late: Sequence[int], watch: Watch, doing: str) -> StuckError:
     return StuckError(
-        f"rank {watch.rank} waited {watch.timeout_s:g} s for {_ranks(late)} {doing}.\n"
-        "Every rank makes the same calls, between the same two steps. Look at what they printed "
-        "last; they may have ended, or still be loading.",
+        f"rank {watch.rank} waited {watch.timeout_s:g} s for {_ranks(late)} {doing}.\nEvery rank "
+        "has to make the same calls between the same two steps. Look at what they printed last; "
+        "they may have ended, or still be loading.",
         code="E702",
         details={"rank": watch.rank, "missing": list(late), "peer": late[0]},
     )

@@ -174,11 +174,11 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     if spec.is_scalar:
         return torch.tensor([value], dtype=spec.torch_dtype, device=device)
     if value.shape != spec.shape or value.dtype != spec.torch_dtype:
-        made = f"{value.dtype} {list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}"
+        made = f"{value.dtype} {list(value.shape)}; captured: {spec.dtype} {list(spec.shape)}"
         raise _made_otherwise(spec, made, "The op depends on more than the shapes of its inputs")
     if not has_strides(value, spec.strides):
-        made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
-        raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
+        made = f"strides {list(value.stride())}; captured: {list(spec.strides)}"
+        raise _made_otherwise(spec, made, "Its readers elsewhere would compute different last bits")
     return sendable(value, spec.misaligned_bytes)
 
 

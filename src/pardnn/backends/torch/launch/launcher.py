@@ -198,8 +198,8 @@ def _result(
     for rank, each in enumerate(found):
         if repr(each["losses"]) != repr(found[0]["losses"]):
             raise RankError(
-                f"rank {rank} returned losses {each['losses']}, rank 0 {found[0]['losses']}; "
-                "they must be the same. This is an error in pardnn.",
+                f"rank {rank} returned losses {each['losses']}, rank 0 {found[0]['losses']}; they "
+                "must be the same. This is a bug in pardnn.",
                 code="E606",
                 details={"rank": rank},
             )

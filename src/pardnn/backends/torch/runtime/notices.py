@@ -39,8 +39,9 @@ def not_left(names: Sequence[str]) -> None:
     """
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     _LOGGER.warning(
-        "pardnn: %s%s is made of constants at its first use and kept: each parallel step makes it "
-        "anew, and does not leave it there. To find it there, run one step before parallelizing.",
+        "pardnn: %s%s is made from constants at its first use and kept: each parallel step makes "
+        "it again and does not leave it there. To find it there, run one step before "
+        "parallelizing.",
         shown(names[0]), more,
     )  # fmt: skip
 
@@ -88,7 +89,7 @@ class Notices:
             return
         where = f"; {len(moved)} tensors of state moved" if moved else ""
         _LOGGER.warning(
-            "pardnn: %s %d is captured anew (%.1f s) and planned (%.1f s), since %s%s",
+            "pardnn: %s %d is captured again (%.1f s) and planned (%.1f s), since %s%s",
             self._what, step, made.capture_s, made.plan_s, told(changes), where,
         )  # fmt: skip
         if not self._is_told and (self._count >= MANY or self._is_in_a_row()):
@@ -130,10 +131,10 @@ def _text(value: Any) -> str:
 def changed_values(changes: Sequence[Change]) -> MismatchError:
     """Return the error E509 of values that changed where nothing can plan anew."""
     return MismatchError(
-        f"the step was captured with other values: {told(changes)}.\n"
-        "The graph holds for the captured ones alone. A number that changes from call to call can "
-        "be an argument of the step: a float or a tensor. All else stays as it was when "
-        "`parallelize` was called; gradients are made and reset inside the step.",
+        f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
+        "captured ones. Pass a number that changes from call to call as an argument of the step: "
+        "a float or a tensor. Everything else must stay as it was when `parallelize` was called; "
+        "gradients are made and reset inside the step.",
         code="E509",
         details={"changed": [change.name for change in changes[:20]]},
     )

@@ -58,11 +58,10 @@ class Constants:
             same = _content(tensor) == content if content else _version(tensor) == version
             if not (same or self._is_alone):
                 raise MismatchError(
-                    f"{name} was written since capture.\n"
-                    "Capture can put no other in its place (an attribute of a class or module, a\n"
-                    "set, a bound method), and has what it held as a constant.\n"
-                    "Keep it in an attribute of an object, in a list or a dictionary, or pass it\n"
-                    "as an argument: there it is read at each call.",
+                    f"{name} was written since capture.\nCapture cannot replace it there (an "
+                    "attribute of a class or module, a set,\na bound method), and keeps what it "
+                    "held as a constant.\nKeep it in an attribute of an object, in a list or a "
+                    "dictionary, or pass it\nas an argument: there it is read at each call.",
                     code="E509",
                 )
             if not same:

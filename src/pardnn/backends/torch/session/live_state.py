@@ -319,8 +319,8 @@ def live_state_of(tensors: Iterable[torch.Tensor]) -> LiveState | None:
     found = [live for live in _LIVE if live.users and any(live.held(t) for t in each)]
     if len(found) > 1:
         raise UsageError(
-            "the models of this step are kept by several steps that know nothing of each other.\n"
-            "Parallelize the steps that share a model before those that share others.",
+            "the models of this step are kept by several steps that were parallelized "
+            "separately.\nParallelize the steps that share a model before those that share others.",
             code="E216",
         )
     return found[0] if found else None

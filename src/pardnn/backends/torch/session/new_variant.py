@@ -173,7 +173,7 @@ class Maker:
         text = told(changes)
         if changes:
             world.describe = lambda: {
-                "text": f"capturing anew, since {text}", "waits_for": None, "messages": [],
+                "text": f"capturing again, since {text}", "waits_for": None, "messages": [],
                 "changed": text,
             }  # fmt: skip
         try:
@@ -202,8 +202,8 @@ class Maker:
             late = error.details["missing"][0]
             raise MismatchError(
                 f"rank {world.rank} saw that {told(changes)}; rank {late} did not, and made "
-                "another call.\nEvery rank makes the same calls, with the same flags, modes and "
-                "shapes.",
+                "another call.\nEvery rank has to make the same calls, with the same flags, "
+                "modes and shapes.",
                 code="E519",
                 details={"rank": world.rank, "peer": late},
             ) from error
@@ -211,8 +211,8 @@ class Maker:
         if others:
             raise MismatchError(
                 f"the ranks saw other changes: rank 0 that {found[0][1]}; rank {others[0]} that "
-                f"{found[others[0]][1]}.\n"
-                "Every rank makes the same calls, with the same flags, modes and shapes.",
+                f"{found[others[0]][1]}.\nEvery rank has to make the same calls, with the same "
+                "flags, modes and shapes.",
                 code="E519",
                 details={"ranks": others},
             )

@@ -131,8 +131,8 @@ class KeptData:
     def _error(self, of: str, given: str) -> MismatchError:
         return MismatchError(
             f"the data of {shown(of)} was replaced, by {given}: this rank holds its share, and "
-            "cannot take that over.\nGive every rank the whole tensor in the captured type and "
-            "strides, or call fast.load_state_dict(...), or parallelize again.",
+            "cannot adopt the new data.\nGive every rank the whole tensor in the captured type "
+            "and strides, or call fast.load_state_dict(...), or parallelize again.",
             code="E527",
             details={"name": of},
         )

@@ -175,8 +175,8 @@ class Variants:
         self.follow_data()
         if self.replaced:
             raise MismatchError(
-                f"{told(self.replaced)}: the next step captures that, and until then the ranks "
-                "hold the old data.\nCall the step before this.",
+                f"{told(self.replaced)}: the next step captures that; until then, the ranks hold "
+                "the old data.\nCall the step first.",
                 code="E527",
             )
 
@@ -290,7 +290,7 @@ class Variants:
     def _check_opened(self, what: str) -> None:
         if self.current.binding.must_open:
             raise UnsupportedError(
-                "the first step of these objects does something else than the later ones, and "
+                "the first step of these objects does something different from later ones, and "
                 f"{what}.\nRun one step of your own before `parallelize`: the step then is one of "
                 "the later ones. `load` takes any state after that.",
                 code="E806",
@@ -322,9 +322,9 @@ class Variants:
             )
         what = "a gradient" if name.endswith(".grad") else "a tensor"
         raise UnsupportedError(
-            f"{shown(name)} is {what} that an earlier call left to this one, which takes another "
+            f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
             f"path through the step ({len(read)} such).\nMake gradients and reset them within one "
-            "call, whatever its flags; register tensors that calls hand on: "
+            "call, whatever its flags; register tensors that are passed from call to call: "
             "module.register_buffer(name, tensor).",
             code="E808",
             details={"tensors": read[:20]},

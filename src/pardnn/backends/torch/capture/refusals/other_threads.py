@@ -100,8 +100,8 @@ def work_in_thread(deed: str, where: str | None) -> UnsupportedError:
     """
     return error_at(
         where,
-        f"the step {deed}{at(where)}. A captured step is what its\n"
-        "own thread computes: what others do would be done once, at capture, or be lost.\n"
+        f"the step {deed}{at(where)}. Only what the step's own\n"
+        "thread computes is captured: what others do would happen once, at capture, or be lost.\n"
         "Compute it in the step itself (outs = [model(part) for part in parts]); start threads\n"
         "between two calls, with what the step has returned.",
     )
