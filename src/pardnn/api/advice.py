@@ -254,7 +254,7 @@ def _fits_offloaded(problem: Problem) -> bool:
         return _is_planned(problem.with_options(offload=True))
     try:
         all_on_host(problem, algorithms_of(problem), best_once)
-    except PardnnError:  # it does not fit, or the state lies cut
+    except PardnnError:  # it does not fit, or the state is cut
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""A plan opened for questions: its graph, costs, simulated times, and the layers of its ops."""
+"""A plan to ask about: its graph, costs, simulated times, and the layers of its ops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAME_TIME = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A valid plan, and all that is known of it.
+    """A valid plan, and everything known about it.
 
     Attributes:
         graph: That it is for.
@@ -122,7 +122,7 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """What was demanded of the placement, by numbers of `planned`; of cut ops nothing is."""
+        """Constraints on the placement, as numbers of `planned`; none if ops are cut."""
         demanded = placing(self.plan.constraints or ())
         k = self.plan.num_devices
         return named(demanded, self.graph, self.planned, self.cluster, k)
@@ -143,7 +143,7 @@ class Case:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before believing the times."""
+        """What a reader should know about the times."""
         said, now = self.plan.predicted, self.timeline.makespan
         if said is None or abs(said.makespan_s - now) <= SAME_TIME * max(now, said.makespan_s):
             return ()

@@ -105,7 +105,7 @@ def usable_beside(graph: Graph, state: StateInPlace, usable: list[int | None]) -
 
     Args:
         graph: Of the step.
-        state: What lies there.
+        state: What is there.
         usable: Of each device in all; None for unlimited.
     """
     absent = absent_bytes(graph, state)
@@ -119,7 +119,7 @@ def bytes_alone(graph: Graph, state: StateInPlace) -> StateInPlace:
 
     Args:
         graph: Of the step.
-        state: What lies there.
+        state: What is there.
     """
     absent = tuple(absent_bytes(graph, state))
     return dataclasses.replace(state, held={}, other_bytes=absent)

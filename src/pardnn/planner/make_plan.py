@@ -71,15 +71,15 @@ def make_plan(
 
     Args:
         problem: What to plan.
-        watch: Told what is going on.
+        watch: Called with the progress of the search.
         keep_best: Whether an interrupt ends the search, and the best plan so far is returned, if
             there is one.
 
     Raises:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
-        InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
+        InvalidPlanError: E410, if an algorithm broke a rule (a bug in pardnn).
         UsageError: E225, if no such plan can leave state where it is.
-        MismatchError: E503, if a tensor in place is another one.
+        MismatchError: E503, if a tensor in place differs from the graph's.
     """
     cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
     if problem.state is not None:
@@ -104,7 +104,7 @@ def make_plan(
 
 
 def _searched(problem: Problem, keep_best: bool) -> Outcome:
-    """Return the best outcome of a search, or of its part before an interrupt."""
+    """Return the best outcome of a search, or of what was done before an interrupt."""
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
@@ -238,7 +238,7 @@ def _may_cut(problem: Problem) -> bool:
 
 
 def _pipelines(problem: Problem) -> tuple[str, ...]:
-    """Return what `auto` tries of the whole batch that keeps devices busy one after the other."""
+    """Return the pipelines of the whole batch that `auto` tries."""
     options, graph = problem.options, problem.graph
     is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
     is_plain = not (options.recompute or options.offload) and options.policy == "order"
@@ -264,7 +264,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
     Raises:
-        UsageError: E225, if the algorithm asked for makes none.
+        UsageError: E225, if the requested algorithm makes no such plans.
     """
     graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
     if problem.start is not None:
@@ -388,7 +388,7 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
 
 
 def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
-    """Return what the plan does under a scheduler of its engine's own."""
+    """Return what the plan does under the engine's own scheduler."""
     policy, place = problem.options.policy, outcome.plan.place
     if policy == "order":
         return []

@@ -2,7 +2,7 @@
 
 The loop, its schedule, callbacks, logs and evaluations are theirs. What happens between two updates
 is one step of ours, the loop's own `optimizer.step()` does nothing, and what is saved is ours, so
-that any number of ranks goes on from it; the loop's position and log lie beside it. transformers is
+that any number of ranks resumes from it; the loop's position and log lie beside it. transformers is
 not imported here: the class comes from the user.
 """
 

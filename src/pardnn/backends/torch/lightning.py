@@ -2,7 +2,7 @@
 
 Lightning asks its strategy to save and to restore. Ours writes the model and the optimizers as
 shares of the ranks, and with them what the loop, callbacks and schedulers hold, as plain values:
-any number of ranks goes on from it, and nothing is unpickled. Lightning is not imported here: the
+any number of ranks resumes from it, and nothing is unpickled. Lightning is not imported here: the
 class comes from the user.
 """
 

@@ -25,11 +25,11 @@ SECONDS = 10.0
 
 
 def steered(problem: Problem) -> Problem:
-    """Return a problem whose options say what its constraints demand of the kind of plan.
+    """Return a problem whose options select the kind of plan that its constraints require.
 
     Raises:
         InfeasibleError: E303, with constraints that ask for two kinds of plan.
-        UsageError: E246, if options ask for another kind; E245, if a name is not there.
+        UsageError: E246, if options ask for another kind; E245, if a name does not exist.
     """
     demanded, options = hard(problem.options.constraints), problem.options
     odds = next(_at_odds(problem, demanded), ())
@@ -49,7 +49,7 @@ def steered(problem: Problem) -> Problem:
 
 
 def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple[Constraint, ...]]:
-    """Yield constraints that no one plan can meet, each alone or two."""
+    """Yield constraints that no single plan can meet, alone or in pairs."""
     cuts, placed = cutting(demanded), placing(demanded)
     pieces = [each for each in demanded if each.kind == "pieces"]
     mesh = mesh_of(problem.cluster)
@@ -61,7 +61,7 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
     yield from (
         (one, other) for one, other in itertools.pairwise(pieces) if one.count != other.count
     )
-    if cuts and placed:  # each of two at odds holds alone, or they would not be the fewest
+    if cuts and placed:  # each of two in conflict holds alone, or they would not be the fewest
         odds = at_odds(problem, placed)
         if odds:
             yield odds
@@ -71,7 +71,7 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
 
 
 def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
-    """Return E303 with the constraints without which a plan was found; else what was tried.
+    """Return E303 with the constraints without which a plan was found, or else what was tried.
 
     Args:
         error: Nothing was found that fits.
@@ -111,7 +111,7 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
 
 
 def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:
-    """Whether tensors of one storage, or an op's loops, cannot be laid out as is demanded."""
+    """Whether tensors of one storage, or an op's loops, cannot have the required layouts."""
     mesh = mesh_of(problem.cluster)
     demands = [*layout_demands(demanded, problem.graph, mesh)]
     if not demands or not can_shard(problem.graph):

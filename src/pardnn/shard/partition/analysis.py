@@ -3,7 +3,7 @@
 Problem: find every variable along which an operator can be cut, whatever its sizes.
 Idea: run the lambdas on symbolic indices. A variable may be cut if it stands for a position of an
 output (case 1) or belongs to a reduction that nothing but sums and factors surrounds (case 2).
-Variables inside of an opaque result, or of a reduction whose result goes on into another function,
+Variables inside an opaque result, or of a reduction whose result goes on into another function,
 may not.
 Complexity: O(size of the description); results are cached by ranks and attributes, so that equal
 layers of different width are analysed once.

@@ -243,7 +243,7 @@ def _add_states(error: PardnnError, rank: int, states: dict[int, State]) -> None
 
 
 def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
-    """Return the error of a rank that waits for one which captures the step anew; else None."""
+    """Return the error of a rank that waits for one which captures the step again; else None."""
     changed = {each: state["changed"] for each, state in states.items() if "changed" in state}
     if not changed or rank in changed:
         return None

@@ -80,7 +80,7 @@ class Watch(NamedTuple):
         timeout_s: Longest wait, seconds.
         failed: Returns the record of a rank that has failed meanwhile, or None.
         closed: Returns the ranks whose connections have closed.
-        progress: Returns how far a rank has come; a wait begins anew where one comes on.
+        progress: Returns how far a rank has come; a wait begins again where one comes on.
         tell: Called with the ranks that are waited for.
     """
 

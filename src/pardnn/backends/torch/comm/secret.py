@@ -30,7 +30,7 @@ _CHALLENGE_TAG, _ANSWER_TAG = 1 << 27, 1 << 28
 
 
 class ForgedError(RankError, RuntimeError):
-    """Something comes from outside of the run; a failure detector passes over it."""
+    """Something comes from outside the run; a failure detector passes over it."""
 
     default_code = "E607"
 

@@ -222,8 +222,8 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
 def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
     """Return a tensor whose values are in memory, with `ahead` bytes of its storage ahead of it.
 
-    That is `value` itself, unless it is lazily conjugated or negated, or lies otherwise in its
-    storage than it was captured; then a copy with the same strides.
+    That is `value` itself, unless it is lazily conjugated or negated, or is elsewhere in its
+    storage than it was captured; then it is a copy with the same strides.
     """
     if value.is_conj() or value.is_neg():
         made = elements_of(value).resolve_conj().resolve_neg()

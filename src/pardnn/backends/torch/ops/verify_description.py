@@ -209,7 +209,7 @@ def verify_worker_ops(
 
 
 def take(value: Any, region: Region) -> Any:
-    """Return a region of a tensor, contiguous, with the region's fill outside of the tensor.
+    """Return a region of a tensor, contiguous, with the region's fill outside the tensor.
 
     Raises:
         ValueError: If it is out of bounds and has no fill.

@@ -93,7 +93,7 @@ class Agreement:
 
 
 class _Pair:
-    """Two numbers in a tensor that is made once: made anew at each step, it costs 60 us.
+    """Two numbers in a tensor that is made once: made again at each step, it costs 60 us.
 
     Args:
         device: Of the tensor.

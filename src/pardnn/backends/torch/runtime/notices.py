@@ -13,7 +13,7 @@ from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.errors import MismatchError, shown, without_addresses
 
 _LOGGER = logging.getLogger("pardnn")
-#: A value that changes at so many calls in a row, each captured anew, is told once.
+#: A value that changes at so many calls in a row, each captured again, is told once.
 MANY_IN_A_ROW = 8
 #: And so many captures altogether.
 MANY = 64
@@ -35,7 +35,7 @@ def not_left(names: Sequence[str]) -> None:
     """Tell of tensors of constants that eager steps keep from their first use on.
 
     Args:
-        names: Of the tensors; a parallel step makes them anew each time, and leaves none.
+        names: Of the tensors; a parallel step makes them again each time, and leaves none.
     """
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     _LOGGER.warning(
@@ -75,7 +75,7 @@ class Notices:
     def captured(
         self, made: Made, changes: Sequence[Change], step: int, moved: Sequence[str]
     ) -> None:
-        """Tell that the step was captured anew.
+        """Tell that the step was captured again.
 
         Args:
             made: How long it took.
@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
 
 
 def changed_values(changes: Sequence[Change]) -> MismatchError:
-    """Return the error E509 of values that changed where nothing can plan anew."""
+    """Return the error E509 of values that changed where nothing can plan again."""
     return MismatchError(
         f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
         "captured ones. Pass a number that changes from call to call as an argument of the step: "

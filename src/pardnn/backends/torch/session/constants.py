@@ -3,7 +3,7 @@
 Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
 step computes with the real tensor, and the graph with its content. `t.mul_(0.9)` between two calls
 changes no object that the guards compare. Rank 0 alone has traced the step and knows the tensor, so
-several ranks cannot capture anew together: it is refused there.
+several ranks cannot capture again together: it is refused there.
 """
 
 from __future__ import annotations

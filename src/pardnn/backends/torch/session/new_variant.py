@@ -130,7 +130,7 @@ class Maker:
             changes: What differs from the variant that ran last; nothing for the first.
 
         Raises:
-            MismatchError: E509, if nothing can plan anew; E519, if ranks see other changes.
+            MismatchError: E509, if nothing can plan again; E519, if ranks see other changes.
             PardnnError: As capture and planning do, on all ranks.
         """
         world, key = self._world, f" {number}" if number else ""

@@ -1,4 +1,4 @@
-"""Tensors that code binds anew under a condition on data: `if loss < best: best = loss.detach()`.
+"""Tensors that code binds again under a condition on data: `if loss < best: best = loss.detach()`.
 
 Problem: after such code a name or an attribute stands for one of two tensors, and which one only a
 run knows.

@@ -1,7 +1,7 @@
 """Work that a step gives to other threads and processes: no trace sees it.
 
 Problem: a tracer sees the calls of its own thread. What a thread does to objects or files would be
-done once, at capture; what it computes lies outside of the graph; and what it raises is lost.
+done once, at capture; what it computes lies outside the graph; and what it raises is lost.
 
 Idea: a step that starts one is refused by its name, at once. A library may start one: it is the
 thread that meets a tensor of the trace that is refused then, once the step has run.

@@ -268,7 +268,7 @@ def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
 
 
 def unreachable_parameter(shape: Sequence[int], where: str | None) -> UnsupportedError:
-    """Return E801: a trainable tensor outside of the step's object graph."""
+    """Return E801: a trainable tensor outside the step's object graph."""
     return error_at(
         where,
         f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
