@@ -139,7 +139,7 @@ def _moves(a: Case, b: Case) -> tuple[tuple[MovedOps, ...], Alternative | None]:
         ops = [number for name in groups[key] for number in numbers[name]]
         alone = None
         if placed is not None and i < JUDGED:
-            alone = _applied(a, placed(ops), "this move alone")
+            alone = _applied(a, placed(ops), "only this move")
         found.append(_moved(a, b, key, groups[key], numbers, alone))
     found.sort(key=_effect)
     if placed is None or not groups:

@@ -160,7 +160,10 @@ def _moved(result: DiffResult) -> Iterator[RenderableType]:
             yield f"and {len(result.moved) - len(rows)} more groups"
     if _unmoved(result):
         change = change_text(_unmoved(result), result.before.makespan_s)
-        yield f"a new order alone, without any move, brings {change}: moves are counted from there"
+        yield (
+            f"a new order alone, without any move, brings {change}: gains of moves are relative "
+            "to this"
+        )
     if result.together is not None:
         change = change_text(result.together.change_s, result.before.makespan_s)
         why = f" ({result.together.why})" if result.together.why else ""

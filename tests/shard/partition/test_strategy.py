@@ -246,7 +246,7 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda x: lambda i, j: x[i * j, j], "multiplied by another index"),
         (lambda x: lambda i, j: x[i if i < 2 else j, j], "is compared"),
         (lambda x: lambda i, j: x[i + 1, j], "outside of it"),
-        (lambda x: lambda i, j: Sum(lambda k: x[i, 0 * k]), "how far variable 'k' runs"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, 0 * k]), "range of variable 'k'"),
         (lambda x: (lambda i, j: x[i, j], lambda i: 0), "it has 2 outputs, the call 1"),
         (lambda: lambda i, j: 0, "does not take the arguments"),
         (lambda x: lambda i, j: x[i:, j], "one end"),
@@ -254,10 +254,10 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda x: lambda i, j: x[::2, j], "step"),
         (lambda x: lambda i, j: Sum(lambda i: x[i, j]), "index 'i' of a reduction is one of the"),
         (lambda x: lambda i, j: Sum(lambda k: Max(lambda k: x[i, k])), "the index 'k'"),
-        (lambda x: lambda i, j: Max(lambda k: x[i, k]) + Once(x[i, j], {}), "stands beside max"),
-        (lambda x: lambda i, j: Mean(lambda k: x[i, k]) - Once(x[i, j], {}), "beside mean"),
-        (lambda x: lambda i, j: Once(x[i, j], {}) + 2 * Prod(lambda k: x[i, k]), "beside prod"),
-        (lambda x: lambda i, j: Sum(lambda k: x[i, k]) * Once(x[i, j], {}), "beside 'mul'"),
+        (lambda x: lambda i, j: Max(lambda k: x[i, k]) + Once(x[i, j], {}), "is used with max"),
+        (lambda x: lambda i, j: Mean(lambda k: x[i, k]) - Once(x[i, j], {}), "used with mean"),
+        (lambda x: lambda i, j: Once(x[i, j], {}) + 2 * Prod(lambda k: x[i, k]), "used with prod"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, k]) * Once(x[i, j], {}), "used with 'mul'"),
     ],
 )  # fmt: skip
 def test_errors_teach(function: Any, message: str) -> None:

@@ -257,8 +257,8 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
     unknown = [name for name in ordered if name not in extents and name not in uncuttable]
     if unknown:
         raise DescriptionError(
-            f"nothing says how far variable {unknown[0]!r} runs.\n"
-            f"Index a tensor with it alone, or state it: lambda {unknown[0]}=8: ..."
+            f"the range of variable {unknown[0]!r} is not known.\nIndex a tensor with it alone, or "
+            f"state it: lambda {unknown[0]}=8: ..."
         )
     reads = [read for output, _ in pairs for read in _reads(output)]
     divided = _divided(outputs, reads)

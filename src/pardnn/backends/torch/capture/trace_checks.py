@@ -68,8 +68,8 @@ def _check_given(name: str, tensor: torch.Tensor, *, trains: bool) -> None:
     if trains and not tensor.is_leaf:
         raise given_tensor(
             name,
-            "was computed from tensors that require gradients: backward() would go on to\n"
-            "them, and the graph begins with this one",
+            "was computed from tensors that require gradients: backward() would continue to\n"
+            "them, but the graph begins with this one",
             f"{name}.detach(), or compute it in the step,",
         )
     if tensor.is_leaf and tensor.grad is not None:

@@ -229,7 +229,7 @@ def check_values(
             differs = (
                 f"is of another optimizer than {shown(entry.name)}, {kind}: {shown(key)} is a "
             )
-            differs += "setting of one of them alone"
+            differs += "setting of only one of them"
         if differs:
             raise MismatchError(
                 f"{what} {differs}.\nBuild the optimizer as it was when it was saved, or load "

@@ -125,7 +125,7 @@ def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") 
 def _torch_constant(kind: str, name: Any) -> Any:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, getattr(torch, kind)):
-        raise FileError(f"{name!r:.80} is no {kind} of torch {torch.__version__}", code="E407")
+        raise FileError(f"{name!r:.80} is not a {kind} of torch {torch.__version__}", code="E407")
     return found
 
 

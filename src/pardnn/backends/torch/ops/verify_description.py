@@ -332,7 +332,7 @@ def difference(found: Any, expected: Any) -> str | None:
         torch.where(regular, 0.0, found).nan_to_num(7.0),
         torch.where(regular, 0.0, expected).nan_to_num(7.0),
     ):
-        return "infinities or NaNs are elsewhere"
+        return "infinities or NaNs are in other places"
     error = torch.where(regular, found - expected, 0.0).abs().max()
     scale = torch.where(regular, expected, 0.0).abs().max().clamp(min=1.0)
     limit = TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)

@@ -292,7 +292,7 @@ class Maker:
             state = None if near is None else self._state.in_place(found, near)
             plan = self._decide(graph, self._world.size, state)
         if plan is None:
-            raise MismatchError("there is no plan and nothing that could make one", code="E511")
+            raise MismatchError("there is no plan and nothing to make one with", code="E511")
         check_world(self._world.size, plan)
         check_fingerprint(plan, graph)
         check_plan(graph, plan)

@@ -163,7 +163,7 @@ def _items(value: Any) -> Any:
         frame = sys._getframe(1)
         path = shown_path(frame.f_code.co_filename, frame.f_globals.get("__name__", ""))
         line = f"{path}:{frame.f_lineno % LINES}"
-        raise unsupported.choice(line, "leaves a loop over an iterator, which would go on")
+        raise unsupported.choice(line, "leaves a loop over an iterator, which would continue")
     return value
 
 

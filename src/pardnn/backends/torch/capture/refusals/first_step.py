@@ -51,7 +51,7 @@ def takes_another_way(where: str | None) -> UnsupportedError:
 def leaves_once(name: str) -> UnsupportedError:
     """Return E806: what only the first step leaves in the state of an optimizer."""
     return UnsupportedError(
-        f"the first step alone leaves something in {name!r}, which ranks cannot make.\n"
+        f"only the first step leaves something in {name!r}, which ranks cannot make.\n"
         "Run one step of your own before capturing.",
         code="E806",
         details={"state": name},

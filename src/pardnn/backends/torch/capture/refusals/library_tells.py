@@ -114,7 +114,9 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         "may be used in it: run = wandb.init() before it, and run.log(...) in it."
     )
     if name == ".".join(_OF_TORCH):
-        advice = "Save between two calls: fast.save(path) writes all that training goes on from."
+        advice = (
+            "Save between two calls: fast.save(path) writes everything that training resumes from."
+        )
     return error_at(
         where,
         f"the step calls {name}{at(where)}: this would happen at capture only,\n"

@@ -131,8 +131,8 @@ def packed_lengths(where: str | None) -> UnsupportedError:
         f"the step packs sequences by lengths that are data{at(where)}: they decide the size of\n"
         "the packed tensor, and memory is planned before the step.\n"
         "Lengths that are Python numbers are followed: pass lengths.tolist(), made before the\n"
-        "step, where they are the same in every step. Else run a layer of one direction on the\n"
-        "padded sequences and mask what lies behind the ends: out = rnn(x)[0]; out * mask, where\n"
+        "step, if they are the same in every step. Otherwise run a layer of one direction on the\n"
+        "padded sequences and mask what is beyond the ends: out = rnn(x)[0]; out * mask, where\n"
         "mask = torch.arange(len(x))[:, None, None] < lengths[:, None], time first. The last\n"
         "state of each sequence is out[lengths - 1, torch.arange(len(lengths))].",
         "E803",
@@ -143,7 +143,7 @@ def untraceable(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an op cannot be recorded as a call."""
     return error_at(
         where,
-        f"op {op} cannot be captured{at(where)}: it is no call on tensors of known shape.\n"
+        f"op {op} cannot be captured{at(where)}: it is not a call on tensors of known shape.\n"
         "A user-defined op needs a fake implementation: torch.library.register_fake.",
     )
 
@@ -296,8 +296,8 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     """
     return error_at(
         where,
-        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
-        f"parameter or buffer{at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"
+        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is not an\n"
+        f"argument, parameter or buffer{at(where)}. Up to 1 MiB may be a constant of the graph.\n"
         "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
     )
 
