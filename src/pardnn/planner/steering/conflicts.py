@@ -32,11 +32,11 @@ _QUICK = ("tofu", "pardnn")
 
 
 def steered(problem: Problem) -> Problem:
-    """Return a problem whose options say what its constraints demand of the kind of plan.
+    """Return a problem whose options select the kind of plan that its constraints require.
 
     Raises:
         InfeasibleError: E303, with constraints that ask for two kinds of plan.
-        UsageError: E246, if options ask for another kind; E245, if a name is not there.
+        UsageError: E246, if options ask for another kind; E245, if a name does not exist.
     """
     demanded, options = hard(problem.options.constraints), problem.options
     odds = next(_at_odds(problem, demanded), ())
@@ -71,7 +71,7 @@ def _whole_submesh(problem: Problem, odds: Sequence[Constraint]) -> str:
 
 
 def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple[Constraint, ...]]:
-    """Yield constraints that no one plan can meet, each alone or two."""
+    """Yield constraints that no single plan can meet, alone or in pairs."""
     cuts, placed = cutting(demanded), placing(demanded)
     pieces = [each for each in demanded if each.kind == "pieces"]
     mesh = mesh_of(problem.cluster)
@@ -104,7 +104,7 @@ def _is_odd(problem: Problem, demanded: Sequence[Constraint]) -> bool:
 
 
 def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
-    """Return E303 with the constraints without which a plan was found; else what was tried.
+    """Return E303 with the constraints without which a plan was found, or else what was tried.
 
     Args:
         error: Nothing was found that fits.
@@ -146,7 +146,7 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
 
 
 def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:
-    """Whether tensors of one storage, or an op's loops, cannot be laid out as is demanded."""
+    """Whether tensors of one storage, or an op's loops, cannot have the required layouts."""
     mesh = mesh_of(problem.cluster)
     demands = [*layout_demands(demanded, problem.graph, mesh)]
     if not demands or not can_shard(problem.graph):

@@ -1,4 +1,4 @@
-"""What `code` wrote, and how its steps went, for people."""
+"""The text about what `code` wrote, and how its steps went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary in people's words: what was decided, what it costs, what binds."""
+"""The summary in sentences: what was decided, what it costs, what limits it."""
 
 from __future__ import annotations
 

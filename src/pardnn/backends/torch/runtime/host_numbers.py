@@ -282,8 +282,8 @@ def _held_slots(
 def _check_known(missing: Sequence[str], what: str) -> None:
     if missing:
         raise MismatchError(
-            f"the graph was captured from another step: the {what} {shown(missing[0])} is not "
-            "among what this step's objects hold.\nCapture and plan this step again.",
+            f"the graph was captured from another step: the {what} {shown(missing[0])} is not in "
+            "this step's objects.\nCapture and plan this step again.",
             code="E505",
             details={"missing": list(missing[:20])},
         )
@@ -322,8 +322,8 @@ def _schedules(
     missing = [name for name, each in found if not isinstance(each, LRScheduler)]
     if missing:
         raise MismatchError(
-            f"the graph was captured from another step: {shown(missing[0])} is no schedule of this "
-            "one.\nCapture and plan this step again.",
+            f"the graph was captured from another step: {shown(missing[0])} is not a schedule of "
+            "this one.\nCapture and plan this step again.",
             code="E505",
         )
     return [(name, each) for name, each in found if isinstance(each, LRScheduler)]

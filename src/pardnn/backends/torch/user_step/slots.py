@@ -30,7 +30,7 @@ class Slot(NamedTuple):
     Attributes:
         holder: A dict, list, closure cell, or an object or class whose attribute it is.
         key: The key, index or attribute; None for a cell.
-        path: Indices through tuples inside of what the holder holds.
+        path: Indices through tuples inside what the holder holds.
     """
 
     holder: Any

@@ -91,7 +91,7 @@ class UsedNames:
 
     Attributes:
         names: Attributes, globals, variables and text constants.
-        of_users: Those that code outside of libraries mentions.
+        of_users: Those that code outside libraries mentions.
         functions: The user's functions whose globals may be read.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """

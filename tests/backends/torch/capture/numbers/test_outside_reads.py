@@ -71,7 +71,7 @@ def stepping(factor: Callable[[], float]) -> Any:
 def test_a_look_at_a_file_is_refused_with_its_path_and_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "factor.txt"
     path.write_text("2.0")
-    with pytest.raises(UnsupportedError, match="looks at the file or folder") as caught:
+    with pytest.raises(UnsupportedError, match="accesses the file or folder") as caught:
         stepping(lambda: LOOKS[name](path))
     assert caught.value.code == "E804"
     assert caught.value.details["path"] in (str(path), str(tmp_path))
@@ -131,7 +131,7 @@ def test_generators_with_a_seed_of_their_own_may_be_made() -> None:
 
 
 def test_a_step_that_removes_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="looks at the file or folder"):
+    with pytest.raises(UnsupportedError, match="accesses the file or folder"):
         stepping(lambda: float(not (tmp_path / "stop").unlink(missing_ok=True)))
 
 
@@ -180,7 +180,9 @@ CLOCKS: dict[str, Callable[[], float]] = {
 @pytest.mark.parametrize("name", CLOCKS)
 def test_a_step_that_goes_by_the_clock_is_refused(name: str) -> None:
     STATE.begun, STATE.spent = perf_counter(), 0.0
-    with pytest.raises(UnsupportedError, match="second time|otherwise|something else|another num"):
+    with pytest.raises(
+        UnsupportedError, match="second time|otherwise|something (else|different)|another num"
+    ):
         stepping(CLOCKS[name])
 
 

@@ -102,7 +102,7 @@ class Look(NamedTuple):
 
 @contextlib.contextmanager
 def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
-    """Note what the user's code looks at outside of the process, while the context is open.
+    """Note what the user's code looks at outside the process, while the context is open.
 
     Args:
         line: Returns the user's line that runs.

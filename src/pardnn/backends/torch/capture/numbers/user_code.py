@@ -109,7 +109,7 @@ def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeT
 
 
 def _ask_class(content: bytearray, at: dis.Instruction, const: int) -> None:
-    """Put `_CLASS_OF >> x` in the place of `x.__class__`, which is as long or longer.
+    """Put `_CLASS_OF >> x` in place of `x.__class__`, which is as long or longer.
 
     Args:
         content: Of the code.

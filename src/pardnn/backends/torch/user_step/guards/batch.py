@@ -188,7 +188,7 @@ class BatchGuards:
 
 
 def _of_function(path: str, at: Any, found: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield path and value of what a function holds; one made anew of the same code is the same.
+    """Yield path and value of what a function holds; one made again of the same code is the same.
 
     Args:
         path: To the function.
