@@ -25,7 +25,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.batch_guards import BatchGuards, is_users_object
+from pardnn.backends.torch.user_step.batch_guards import (
+    HOLDERS,
+    BatchGuards,
+    is_users_object,
+)
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
 from pardnn.backends.torch.user_step.content_guards import (
     MODE_GLOBALS,
@@ -87,8 +91,6 @@ _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
-#: Their items lie in what an attribute holds.
-_HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 #: Code that names one of them may ask a tensor for an attribute that it has not.
 _ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -263,7 +265,7 @@ class Guards:
             if is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
-        elif isinstance(value, _HOLDERS):
+        elif isinstance(value, HOLDERS):
             yield from self._container(path, vars(value), any_key)
         elif is_users_object(value):
             yield from self._of_object(path, value)
