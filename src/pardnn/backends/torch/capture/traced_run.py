@@ -174,7 +174,7 @@ def run_noted(
         names: Of the placeholders by id.
         chosen: Which numbers are symbols.
         forms: Functions that run in normal form.
-        number: Of the trace, by which its clock is set.
+        number: Of the trace, by which its clock is set; 0 of one that may be kept.
 
     Raises:
         PardnnError: As `run_traced` does.

@@ -25,6 +25,7 @@ from pardnn.backends.torch.user_step.item_guards import (
 )
 from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.slots import (
+    VIEWS,
     behind_view,
     dotted,
     has_attributes,
@@ -148,7 +149,7 @@ class BatchGuards:
             if path in self._filled:
                 continue
             if is_live and is_read:
-                found[path] = float  # it is there
+                found[path] = type(at)  # code may ask for it, and whether it is there
                 continue
             if isinstance(at, torch.Tensor):
                 own = attributes_of(at).items()
@@ -178,10 +179,12 @@ class BatchGuards:
             if isinstance(at, dict) and len(at) > 1:
                 found[f"the order of {path}"] = _Keys(at)
             return self._unwritten(path, at, items, is_live, found)
-        if isinstance(at, HOLDERS | types.MappingProxyType):
+        if isinstance(at, VIEWS):
+            found[f"the view {path}"] = type(at)
+            return [(path, behind_view(at), is_live)]
+        if isinstance(at, HOLDERS):
             found[dotted(path, "__class__")] = type(at)
-            held = vars(at) if isinstance(at, HOLDERS) else {"": behind_view(at)}
-            return [(dotted(path, key), each, False) for key, each in held.items()]
+            return [(dotted(path, key), each, False) for key, each in vars(at).items()]
         if isinstance(at, set):
             found[path] = frozenset(at)
         elif isinstance(at, types.FunctionType | types.MethodType | functools.partial):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import gc
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -77,7 +76,7 @@ from pardnn.backends.torch.user_step.references import (
     referred,
     registrations,
 )
-from pardnn.backends.torch.user_step.slots import behind_view, dotted, slots_of_class
+from pardnn.backends.torch.user_step.slots import VIEWS, behind_view, dotted, slots_of_class
 from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, imported_modules, used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -248,8 +247,8 @@ class Guards:
                 self._contents.add(path, value)
         elif has_content(value):
             self._contents.add(path, value)
-        elif isinstance(value, types.MappingProxyType):
-            yield path, gc.get_referents(value)[0]
+        elif isinstance(value, VIEWS):
+            yield path, behind_view(value)
         elif (asked := asked_of(path, value, self._used)) is not None:
             self._attributes.add(*asked)
         elif isinstance(value, contextvars.ContextVar):

@@ -12,7 +12,6 @@ globals that they name. O(objects reached).
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import io
 import random
@@ -32,9 +31,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
+    VIEWS,
     Entry,
     GlobalName,
     Slot,
+    behind_view,
     dotted,
     has_attributes,
     items_of,
@@ -291,8 +292,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             yield entry.child(i, item)
         yield entry._replace(value=value.keywords, slot=None)
         yield entry._replace(value=value.func, slot=None)
-    elif isinstance(value, types.MappingProxyType):
-        yield entry._replace(value=gc.get_referents(value)[0], slot=None)
+    elif isinstance(value, VIEWS):
+        yield entry._replace(value=behind_view(value), slot=None)
     elif isinstance(value, types.MethodType):
         yield entry._replace(value=value.__self__, slot=None)
         yield entry._replace(value=value.__func__, slot=None)

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+#: What shows a dictionary, and holds nothing itself.
+VIEWS = (types.MappingProxyType, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
@@ -214,8 +217,8 @@ class ClassAttributes(Attributes):
 
 
 def behind_view(holder: Any) -> Any:
-    """Return the dictionary that a read-only view shows, as of a class; else the holder itself."""
-    return gc.get_referents(holder)[0] if isinstance(holder, types.MappingProxyType) else holder
+    """Return the dictionary that a view shows, as of a class or `keys()`; else the holder."""
+    return gc.get_referents(holder)[0] if isinstance(holder, VIEWS) else holder
 
 
 def _held(holder: Any, key: Any) -> Any:

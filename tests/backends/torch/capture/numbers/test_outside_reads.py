@@ -151,7 +151,13 @@ def spent() -> float:
     return 1.0
 
 
+def told() -> float:
+    print("early" if perf_counter() - STATE.begun < 1000 else "late")
+    return 1.0
+
+
 CLOCKS: dict[str, Callable[[], float]] = {
+    "told": told,
     "since the start": lambda: 1.0 if perf_counter() - STATE.begun < 1000 else 2.0,
     "hour": lambda: 1.0 + time.time() // 3600 % 24,
     "days": lambda: 1.0 + time.time_ns() // (86400 * 10**9) % 2**20,
