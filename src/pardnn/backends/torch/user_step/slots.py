@@ -122,6 +122,13 @@ def items_of(holder: Any) -> Any:
     return Attributes(holder) if slots_of_class(type(holder)) else holder.__dict__
 
 
+def ordered_keys(holder: Any) -> dict[Any, Any] | None:
+    """Return a dictionary itself, or that of an object's attributes; None of all else."""
+    found = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+    is_namespace = isinstance(holder, type | types.ModuleType)
+    return found if isinstance(found, dict) and not is_namespace else None
+
+
 def has_attributes(value: Any) -> bool:
     """Whether a value has attributes of its own, in a dictionary or in slots."""
     return hasattr(value, "__dict__") or bool(slots_of_class(type(value)))
