@@ -50,12 +50,11 @@ RUN_UNNAMED = frozenset({
     "__ge__", "__add__", "__sub__", "__mul__", "__pow__", "__truediv__", "__radd__", "__rsub__",
     "__rmul__", "__rtruediv__", "__enter__", "__exit__", "__torch_function__",
 })  # fmt: skip
-#: Methods that run where an object is made, of a class that the code can reach as a value.
-_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+#: Methods that run where an object is made, and dropped, or a class derived, of a class that the
+#: code can reach as a value.
+_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__init_subclass__"})
 #: Special methods that no training step runs.
-_NEVER_RUN = _MAKING | {
-    "__del__", "__reduce__", "__getstate__", "__setstate__", "__init_subclass__", "__dir__",
-}  # fmt: skip
+_NEVER_RUN = _MAKING | {"__reduce__", "__getstate__", "__setstate__", "__dir__"}
 #: Those that make texts. Of libraries nobody decides by them.
 _TEXTS = frozenset({"__repr__", "__str__"})
 #: Their methods read what the graph records by other means.
@@ -81,6 +80,7 @@ _CALLING = (operator.attrgetter, operator.methodcaller)
 _SINGLE = (*_WITH_CODE, *_OF_FUNCTIONS, *_CALLING)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _BOUND = (staticmethod, classmethod, types.MethodType)
+_ADDED = (type, types.ModuleType, property)
 #: Where there is no function behind a value: most of what a class holds beside functions.
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, tuple, list})
 
@@ -161,6 +161,10 @@ class _Search:
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
+        if isinstance(value, property):
+            for each in filter(None, (value.fget, value.fset, value.fdel)):
+                self.add_value(each)
+            return
         function = _function_of(value)
         if function is not None:
             if id(function) not in self._functions:
@@ -217,7 +221,7 @@ class _Search:
 
     def _follow(self, value: Any, *, is_users: bool = True) -> None:
         """Follow what is named; into containers and objects where the user's code names it."""
-        if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
+        if _function_of(value) is not None or isinstance(value, _ADDED):
             self.add_value(value)
         elif is_users and _is_holder(value):
             self._look_into(value)
@@ -281,7 +285,7 @@ class _UsersSearch(_Search):
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach, if it is the user's."""
-        function = _function_of(value)
+        function = None if isinstance(value, property) else _function_of(value)
         if function is None or not is_library_file(function.__code__.co_filename):
             super().add_value(value)
         elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
@@ -292,7 +296,8 @@ class _UsersSearch(_Search):
 
     def _add_class(self, kind: type) -> None:
         if kind not in self._classes and not _is_of_library(kind):
-            self._classes |= {base: None for base in kind.__mro__ if not _is_of_library(base)}
+            bases = (*kind.__mro__, *type(kind).__mro__)
+            self._classes |= {base: None for base in bases if not _is_of_library(base)}
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         if not isinstance(holder, type) or name in _NEVER_RUN:

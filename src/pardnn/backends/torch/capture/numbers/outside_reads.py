@@ -18,6 +18,7 @@ import builtins
 import contextlib
 import datetime
 import functools
+import gc
 import io
 import os
 import random
@@ -63,6 +64,8 @@ _OTHERS: dict[tuple[Any, str], str] = {
     (signal, "raise_signal"): "sends a signal",
     (atexit, "register"): "registers what is done at the exit",
     (builtins, "input"): "asks at the terminal",
+    (gc, "disable"): "stops the garbage collector",
+    (gc, "enable"): "starts the garbage collector",
     **{(socket.socket, f"recv{way}"): "reads from a socket" for way in ("", "_into", "from")},
     **{(socket.socket, f"send{way}"): "writes to a socket" for way in ("", "all", "to")},
 }
