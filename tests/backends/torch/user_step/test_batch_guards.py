@@ -87,6 +87,14 @@ def test_a_loss_that_is_passed(kind: str) -> None:
     assert captures(ALTERNATING[kind]) > 1
 
 
+class Rows(list[Any]):
+    """A list with an attribute."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+
 #: What a batch holds under "more" at capture, and what code may tell of something else there.
 MORE: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "a number that is new": (None, 0.5, lambda more: more),
@@ -100,6 +108,7 @@ MORE: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
     "items": ({"w": 2.0}.items(), {"w": 3.0}.items(), lambda more: sum(w for _, w in more)),
     "keys": ({}.keys(), {"w": 1}.keys(), lambda more: 1.0 + len(more)),
     "a float for an int": (1, 1.5, lambda more: 2.0 if isinstance(more, int) else 3.0),
+    "an attribute of a list": (Rows(2.0), Rows(3.0), lambda more: more.weight),
     "a view": (MappingProxyType({"w": 2}), MappingProxyType({"w": 3}), lambda more: more["w"]),
 }
 

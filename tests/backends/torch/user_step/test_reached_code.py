@@ -1,5 +1,6 @@
 """Globals that methods write: of models, optimizers, callbacks, and of the object behind a step."""
 
+import copy
 import functools
 import operator
 from collections.abc import Callable
@@ -261,14 +262,65 @@ def of_a_setter(counts: dict[str, Any]) -> Callable[[Any], Any]:
     return weigh
 
 
-@pytest.mark.parametrize("make", [of_an_end, of_a_metaclass, of_a_subclass, of_a_setter])
+def of_a_copy(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Copied:
+        def __init__(self, weight: float) -> None:
+            self.weight = weight
+
+        def __reduce__(self) -> Any:
+            counts["n"] += 1
+            return Copied, (self.weight * counts["factor"],)
+
+    copied = Copied(0.5)
+    return lambda loss: loss * copy.copy(copied).weight
+
+
+def of_a_factory(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    def factor() -> float:
+        counts["n"] += 1
+        return counts["factor"]
+
+    made: dict[str, Any] = {"factor": factor}
+    exec("def make():\n    return factor()", made)  # as attrs makes its methods
+    return lambda loss: loss * made["make"]()
+
+
+class Rows(list[Any]):
+    """A list that counts."""
+
+    calls = 0
+
+
+class Table(dict[str, Any]):
+    """A dictionary that keeps something beside its items."""
+
+    last = 0.0
+
+
+def of_containers(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    counts["rows"], counts["table"] = rows, table = Rows([2.0]), Table(a=0.5)
+    table.last = 0.0
+
+    def weigh(loss: Any) -> Any:
+        rows.calls += 1
+        table.last = loss.item()
+        return loss * rows[0] * table["a"] / rows.calls
+
+    return weigh
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_an_end, of_a_metaclass, of_a_subclass, of_a_setter, of_a_copy, of_a_factory, of_containers],
+)
 def test_what_runs_without_a_call_in_the_code_is_read(make: Callable[..., Any]) -> None:
     """Capture alone counted, and a factor that a setter reads was that of capture."""
     held: list[dict[str, Any]] = []
 
     def making() -> Any:
         held[:] = [{"n": 0, "factor": 1.0}]
-        return weighed(make(held[0]), held[0])
+        step, args, _ = weighed(make(held[0]), None)
+        return step, args, lambda: [held, *map(vars, list(held[0].values())[2:])]
 
     def between(i: int, _args: Any) -> None:
         held[0]["factor"] = 1.0 + i

@@ -178,7 +178,12 @@ class BatchGuards:
             found[dotted(path, "__class__")] = type(at)  # an empty one is there, too
             if isinstance(at, dict) and len(at) > 1:
                 found[f"the order of {path}"] = _Keys(at)
-            return self._unwritten(path, at, items, is_live, found)
+            parts = self._unwritten(path, at, items, is_live, found)
+            own = vars(at) if is_users_object(at) and hasattr(at, "__dict__") else at
+            if own is not at:
+                items = [(k, item) for k, item in own.items() if k in self._used]
+                parts += self._unwritten(dotted(path, "__dict__"), own, items, False, found)
+            return parts
         if isinstance(at, VIEWS):
             found[f"the view {path}"] = type(at)
             return [(path, behind_view(at), is_live)]

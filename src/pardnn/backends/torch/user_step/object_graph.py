@@ -36,9 +36,9 @@ from pardnn.backends.torch.user_step.slots import (
     GlobalName,
     Slot,
     behind_view,
-    dotted,
     has_attributes,
     items_of,
+    tuple_items,
 )
 from pardnn.backends.torch.user_step.used_names import users_functions
 
@@ -216,11 +216,13 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
             if entry.numeric:
                 objects.numbers.append(entry)
         elif isinstance(value, tuple):
-            stack.extend(reversed(list(_tuple_items(entry))))
+            stack.extend(_beside_items(entry))
+            stack.extend(reversed(list(tuple_items(entry))))
         elif id(value) not in objects.seen and len(objects.seen) < _MAX_OBJECTS:
             objects.seen[id(value)] = value
             others = [entry.child(key, each, numeric=False) for key, each in referred(value)]
             stack.extend(each for each in others if not isinstance(each.value, torch.Tensor))
+            stack.extend(_beside_items(entry))
             stack.extend(reversed(list(_children(objects, entry))))
 
 
@@ -258,11 +260,12 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     return {key: own[key] for key in own.get("_pardnn_given", ()) if key in own}
 
 
-def _tuple_items(entry: Entry) -> Iterator[Entry]:
-    names = getattr(entry.value, "_fields", range(len(entry.value)))
-    for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
-        slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
-        yield entry._replace(name=dotted(entry.name, key), value=item, slot=slot)
+def _beside_items(entry: Entry) -> Iterator[Entry]:
+    """Yield the dictionary of attributes that a container of a class of one's own may have."""
+    value = entry.value
+    is_own = type(value).__module__ not in ("builtins", "collections")
+    if is_own and isinstance(value, dict | tuple | list | deque) and hasattr(value, "__dict__"):
+        yield entry.child("__dict__", value.__dict__, numeric=False)
 
 
 def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:

@@ -122,6 +122,14 @@ def items_of(holder: Any) -> Any:
     return Attributes(holder) if slots_of_class(type(holder)) else holder.__dict__
 
 
+def tuple_items(entry: Entry) -> Iterator[Entry]:
+    """Yield what a tuple holds; a part of a tuple is replaced with the whole of it."""
+    names = getattr(entry.value, "_fields", range(len(entry.value)))
+    for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
+        slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
+        yield entry._replace(name=dotted(entry.name, key), value=item, slot=slot)
+
+
 def ordered_keys(holder: Any) -> dict[Any, Any] | None:
     """Return a dictionary itself, or that of an object's attributes; None of all else."""
     found = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
