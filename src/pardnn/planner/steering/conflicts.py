@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
-from pardnn.plan.constraints import Constraint, cutting, hard, named, placing
+from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.demands.named import named
 from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
