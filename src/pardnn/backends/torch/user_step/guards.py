@@ -53,6 +53,7 @@ from pardnn.backends.torch.user_step.item_guards import (
 from pardnn.backends.torch.user_step.library_guards import library_guards, process_settings
 from pardnn.backends.torch.user_step.object_graph import (
     GLOBAL_HOOKS,
+    HOOK_TABLES,
     argument_names,
     attributes_of,
     walk_objects,
@@ -82,11 +83,6 @@ _BOUND = (
     torch.optim.lr_scheduler.LRScheduler,
     torch.optim.lr_scheduler.ReduceLROnPlateau,
 )
-#: Functions that run at a step without being named by it.
-_HOOK_TABLES = frozenset({
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
-})  # fmt: skip
 #: Their items lie in what an attribute holds.
 _HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 #: Code that names one of them may ask a tensor for an attribute that it has not.
@@ -344,7 +340,7 @@ class Guards:
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
-            if key in _HOOK_TABLES and isinstance(table, dict):
+            if key in HOOK_TABLES and isinstance(table, dict):
                 self._guards.append(ItemGuard(dotted(path, key), table, list(table), any_key))
                 if isinstance(table, collections.OrderedDict) and len(table) > 1:
                     self._contents.add(dotted(path, key), table)  # as for other containers
@@ -353,7 +349,7 @@ class Guards:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            is_known = key in ("training", "forward", *_HOOK_TABLES) or key in self._used
+            is_known = key in ("training", "forward", *HOOK_TABLES) or key in self._used
             return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
@@ -361,7 +357,7 @@ class Guards:
                 self._parameters.append((dotted(path, key), parameter))
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
-        yield from self._container(path, attributes, is_used, _HOOK_TABLES)
+        yield from self._container(path, attributes, is_used, HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], any_key)

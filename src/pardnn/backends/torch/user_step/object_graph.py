@@ -69,6 +69,11 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
     }.items()
     for key in keys
 }  # fmt: skip
+#: Functions that run at a step without being named by it.
+HOOK_TABLES = frozenset({
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
+})  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
@@ -271,14 +276,15 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         return  # it stands for a container, while a step is traced
     if isinstance(value, dict):
         objects.contents.append((entry.name, value, dict(value)))
-        for key, item in list(value.items()):
+        is_hooks = entry.name.rpartition(".")[2] in HOOK_TABLES
+        for i, (key, item) in enumerate(list(value.items())):
             if _is_skipped(item, entry.numeric):
                 continue
             # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-            # it would be all its numbers, which fails under some modes, too.
-            keyed = isinstance(key, torch.Tensor)
-            child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
-            yield child._replace(slot=Slot(value, key)) if keyed else child
+            # it would be all its numbers, which fails under some modes, too. Hooks are keyed by
+            # how many the process has registered before.
+            at = f"<{id(key)}>" if isinstance(key, torch.Tensor) else i if is_hooks else key
+            yield entry.child(at, item, value)._replace(slot=Slot(value, key))
     elif isinstance(value, _SEQUENCES):
         objects.contents.append((entry.name, value, list(value)))
         for i, item in enumerate(value):
