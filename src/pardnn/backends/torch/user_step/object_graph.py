@@ -70,6 +70,11 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
     }.items()
     for key in keys
 }  # fmt: skip
+#: Functions that run at a step without being named by it.
+HOOK_TABLES = frozenset({
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
+})  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
@@ -301,16 +306,17 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 
 def _items(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     value = entry.value
-    is_dict = isinstance(value, dict)
+    is_dict, is_hooks = isinstance(value, dict), entry.name.rpartition(".")[2] in HOOK_TABLES
     objects.contents.append((entry.name, value, dict(value) if is_dict else list(value)))
-    for key, item in list(value.items()) if is_dict else enumerate(value):
+    for i, (key, item) in enumerate(list(value.items()) if is_dict else enumerate(value)):
         if _is_skipped(item, entry.numeric):
             continue
         # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-        # it would be all its numbers, which fails under some modes, too.
-        keyed = isinstance(key, torch.Tensor)
-        child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
-        yield child._replace(slot=Slot(value, key)) if keyed else child
+        # it would be all its numbers, which fails under some modes, too. Hooks are keyed by how
+        # many the process has registered before.
+        at = f"<{id(key)}>" if isinstance(key, torch.Tensor) else i if is_hooks else key
+        child = entry.child(at, item, value)
+        yield child if at is key else child._replace(slot=Slot(value, key))
 
 
 def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:

@@ -39,7 +39,7 @@ from pardnn.backends.torch.user_step.guards.parameter import (
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.object_graph import attributes_of
+from pardnn.backends.torch.user_step.object_graph import HOOK_TABLES, attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
@@ -56,11 +56,6 @@ _BOUND = (
     torch.optim.lr_scheduler.LRScheduler,
     torch.optim.lr_scheduler.ReduceLROnPlateau,
 )
-#: Functions that run at a step without being named by it.
-_HOOK_TABLES = frozenset({
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
-})  # fmt: skip
 #: Code that names one of them may ask a tensor for an attribute that it has not.
 _ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -261,7 +256,7 @@ class GuardWalk:
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
-            if key in _HOOK_TABLES and isinstance(table, dict):
+            if key in HOOK_TABLES and isinstance(table, dict):
                 self.guards.append(ItemGuard(dotted(path, key), table, list(table), any_key))
                 if isinstance(table, collections.OrderedDict) and len(table) > 1:
                     self.contents.add(dotted(path, key), table)  # as for other containers
@@ -270,7 +265,7 @@ class GuardWalk:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            is_known = key in ("training", "forward", *_HOOK_TABLES) or key in self._used
+            is_known = key in ("training", "forward", *HOOK_TABLES) or key in self._used
             return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
@@ -278,7 +273,7 @@ class GuardWalk:
                 self.parameters.append((dotted(path, key), parameter))
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
-        yield from self._container(path, attributes, is_used, _HOOK_TABLES)
+        yield from self._container(path, attributes, is_used, HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], any_key)
