@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "pardnn needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python3.11"; exit 1; \
 	fi; \
 	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,test]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,test]'
 	@touch $@
 
 lint: $(STAMP)

@@ -19,7 +19,7 @@ from pardnn.backends.torch.deferred_init import blocks
 from pardnn.backends.torch.launch import processes, rank
 from pardnn.backends.torch.profile import of_file, ping_pong
 from pardnn.backends.torch.runtime import memory_limits
-from pardnn.backends.torch.user_step import content_guards
+from pardnn.backends.torch.user_step.guards import content
 from pardnn.checkpoint import pieces
 from pardnn.cost import host_link
 from pardnn.place.baselines import exact
@@ -54,7 +54,7 @@ CONSTANTS = {
     ("checkpoints.md", "16"): 2 * pieces.CHUNK_BYTES / MIB,
     ("checkpoints.md", "30"): AGENT.parameters["shutdown_timeout"].default,
     ("commands.md", "10"): 100 * PlanOptions().reserve,
-    ("concepts.md", "1"): content_guards._MAX_BYTES / MIB,
+    ("concepts.md", "1"): content._MAX_BYTES / MIB,
     ("concepts.md", "48"): memory_limits.ALLOWANCE_BYTES / MIB,
     ("errors.md", "1"): files.MAX_BYTES / GIB,
     ("max-batch.md", "1"): 100 * max_batch.PRECISION,

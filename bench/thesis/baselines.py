@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from bench.thesis.batch import again_paths, model
+from bench.thesis.collectives import all_reduce_seconds
 from bench.thesis.search import RESERVE, cluster_of, timed_plan
 from bench.thesis.split import split_of, split_step
 from pardnn.api.batch_scaling import resized
 from pardnn.cost.costs import Costs
-from pardnn.cost.links import all_reduce_seconds
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision

@@ -18,18 +18,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache
+from heapq import heappop, heappush
 from typing import Any
+
+import numpy as np
 
 from bench.thesis.batch import model
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
+from pardnn.place.baselines.layer_round_robin import whole_layers
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import decide_sharded
-from pardnn.planner.without_plan.paging import layer_order, page_bytes
+from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.sim.peak import one_device_peak
 
 PRESET, DEVICES = "p2-k80", 8
@@ -129,3 +134,33 @@ def _swapping(name: str, largest: int) -> Found:
         if found["samples_per_s"] > best.get("samples_per_s", 0.0):
             best = found | {"swapped_bytes": moved}
     return best
+
+
+def layer_order(graph: Graph) -> list[int]:
+    """Return the ops in an order that stays in a layer of the model for as long as it can.
+
+    A recurrent net then uses a weight for all time steps in a row. Among layers the one whose first
+    ready op was written earliest is next. O(ops log ops).
+    """
+    a, layers = graph.arrays, whole_layers(graph)
+    edges = op_edges(a)
+    waiting = np.bincount(edges[:, 1], minlength=a.num_ops).tolist()
+    successors: list[list[int]] = [[] for _ in range(a.num_ops)]
+    for before, after in edges.tolist():
+        successors[before].append(after)
+    ready: dict[str, list[int]] = {}
+    for op in (op for op in a.topological.tolist() if waiting[op] == 0):
+        ready.setdefault(layers[op], []).append(op)
+    order: list[int] = []
+    while ready:
+        layer = min(ready, key=lambda name: ready[name][0])
+        while layer in ready:
+            op = heappop(ready[layer])
+            if not ready[layer]:
+                del ready[layer]
+            order.append(op)
+            for after in successors[op]:
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    heappush(ready.setdefault(layers[after], []), after)
+    return order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -265,7 +265,12 @@ def _problems(cluster: Cluster) -> Iterator[str]:
             yield f"device {device.name!r:.60}: memory of {device.memory} bytes is too large"
     if cluster.link_model not in ("independent", "serial"):
         yield f"link_model is {cluster.link_model!r:.40}, not independent or serial"
-    known = set(names)
+    yield from _link_problems(cluster, set(names))
+    if cluster.default_link is not None:
+        yield from _rate_problems("default_link", cluster.default_link)
+
+
+def _link_problems(cluster: Cluster, known: Collection[str]) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
     for link in cluster.links:
         where = f"link {link.source!r:.60} -> {link.target!r:.60}"
@@ -277,8 +282,6 @@ def _problems(cluster: Cluster) -> Iterator[str]:
             yield f"{where}: given twice"
         seen.add((link.source, link.target))
         yield from _rate_problems(where, link)
-    if cluster.default_link is not None:
-        yield from _rate_problems("default_link", cluster.default_link)
 
 
 def _rate_problems(where: str, rate: Link | Rate) -> Iterator[str]:

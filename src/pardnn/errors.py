@@ -11,7 +11,7 @@ import os
 import re
 import traceback
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,14 +46,25 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a line that names what a misspelt name is close to; an empty text if nothing is.
+    """Return a line that names what a misspelt name is close to; an empty text if nothing is."""
+    close = close_names(name, sorted(set(known)), 3)
+    return f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
+
+
+def close_names(name: str, known: Sequence[str], most: int) -> list[str]:
+    """Return names that a misspelt one is close to, large and small letters being the same.
 
     Those come first of which the name is the end: "h.1" of "model.h.1".
+
+    Args:
+        name: The misspelt name.
+        known: The names there are; of two that differ in large letters alone, the first counts.
+        most: How many are returned.
     """
-    names = sorted(set(known))
-    ends = [each for each in names if name and each.endswith(f".{name}")]
-    close = list(dict.fromkeys([*ends, *difflib.get_close_matches(name, names, n=3)]))[:3]
-    return f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
+    ends = [each for each in known if name and each.endswith(f".{name}")]
+    lower = {each.lower(): each for each in reversed(known)}
+    close = difflib.get_close_matches(name.lower(), lower, n=most)
+    return list(dict.fromkeys([*ends, *(lower[each] for each in close)]))[:most]
 
 
 def without_addresses(text: str) -> str:

@@ -208,6 +208,7 @@ def test_failures(
     ("arguments", "hint"),
     [
         (["{g}", "--algorithm", "pardn"], "Did you mean 'pardnn'"),
+        (["{g}", "--algorithm", "ParDNN"], "Did you mean 'pardnn'"),
         (["{g}", "--algoritm", "auto"], "--algorithm"),
         (["{m}"], "FILE.py:FUNCTION.*\n.*Functions of this file: training"),
         (["{m}:"], "Functions of this file: training"),

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 import pardnn
 from pardnn.explain.case import opened
 from pardnn.explain.differences import _reordered, _rewritten, differences
-from pardnn.explain.moved import judged, moved, plan_of
+from pardnn.explain.moved import judged, moved
 from pardnn.explain.subjects import subject_of
 from pardnn.explain.submeshes import mixed_of, on_submesh, together
 from pardnn.graph.build import build_graph
 from pardnn.plan.recompute import SecondCall
 from testbed import hand_graphs
+from tests.explain.edited import plan_of
 from tests.strategies import examples, graphs
 
 CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)

@@ -12,7 +12,7 @@ from pardnn.explain.anew import explain_memory, options_of, with_devices, with_m
 from pardnn.explain.case import opened
 from pardnn.explain.cuts import other_cuts
 from pardnn.explain.layer import halved
-from pardnn.explain.moved import judged, moved, moves, plan_of
+from pardnn.explain.moved import judged, moved, moves
 from pardnn.explain.op import explain_device, explain_op
 from pardnn.explain.subjects import subject_of
 from pardnn.explain.submeshes import cut_anew, mixed_of, on_submesh, together
@@ -25,6 +25,7 @@ from pardnn.planner.check_cut import check_cut
 from pardnn.shard.sharding import Sharding
 from pardnn.sim.engine import simulate
 from testbed import hand_graphs
+from tests.explain.edited import plan_of
 from tests.strategies import examples, graphs, random_graph
 
 CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)

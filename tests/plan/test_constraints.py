@@ -11,7 +11,6 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.constraints import (
     Constraint,
-    Names,
     apart,
     cutting,
     fix_layout,
@@ -24,6 +23,7 @@ from pardnn.plan.constraints import (
 )
 from pardnn.plan.demands.check_constraints import constraint_problems
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.demands.named import Names
 from pardnn.plan.mesh import make_mesh, meets
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
@@ -85,7 +85,7 @@ def test_devices_have_names_before_numbers() -> None:
 
 
 def raise_unknown(device: int | str, cluster: Cluster | None) -> None:
-    from pardnn.plan.constraints import named
+    from pardnn.plan.demands.named import named
 
     named((pin("a", device),), GRAPH, GRAPH, cluster, 2)
 
@@ -161,7 +161,7 @@ def test_what_a_cut_breaks_is_said_once_for_each_constraint() -> None:
     assert [each.rpartition("' is ")[2] for each in reasons[1:3]] == [
         "whole (mesh axis m0)", "cut along dim 0 (mesh axis m1)",
     ]  # fmt: skip
-    assert "places whole ops" in reasons[0]
+    assert reasons[0].endswith("is broken: the plan cuts every op over all devices")
     assert "nobody" in reasons[3]
     assert reasons[4].endswith("is broken: the batch is in 1")
     assert len(found) == 5

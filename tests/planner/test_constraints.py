@@ -16,8 +16,9 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.place.constraints import irreducible
-from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named, pin
+from pardnn.plan.constraints import Constraint, constraint_to_dict, pin
 from pardnn.plan.demands.check_constraints import breaking
+from pardnn.plan.demands.named import Named, named
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from pardnn.planner.costs import costs_for

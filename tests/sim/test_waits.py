@@ -74,7 +74,7 @@ def test_chains_have_no_gap_and_waits_sum_up(graph, devices, links, seed, hold):
     found = causes(graph, machine, plan, timeline)
     for op in range(graph.arrays.num_ops):
         end = timeline.start[op]
-        for stretch in chain(found, plan, op):
+        for stretch in chain(found, op):
             assert stretch.finish == end
             assert stretch.start <= end
             end = stretch.start
@@ -87,7 +87,7 @@ def test_chains_have_no_gap_and_waits_sum_up(graph, devices, links, seed, hold):
         assert {idle.before for idle in waits} <= {-1, *order_rows(plan)[device]}
         others = [i.stretch.number for i in waits if i.stretch.what == COMPUTE]
         assert all(plan.place[op] != device for op in others)
-    path = list(critical_chain(found, plan))
+    path = list(critical_chain(found))
     assert sum(s.finish - s.start for s in path) == pytest.approx(timeline.makespan)
 
 
@@ -129,7 +129,7 @@ def test_of_two_that_end_together_the_op_that_makes_the_tensor_is_named():
     plan = free_plan(graph.arrays, 2, np.array([0, 1, 1]), np.arange(3))
     plan = plan._replace(message_post=np.array([2]))
     found = causes(graph, machine, plan, simulate(graph, machine, plan))
-    assert [tuple(each) for each in chain(found, plan, 2)] == [
+    assert [tuple(each) for each in chain(found, 2)] == [
         (MESSAGE, 0, 1.0, 2.25), (COMPUTE, 0, 0.0, 1.0)
     ]  # fmt: skip
 

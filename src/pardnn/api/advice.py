@@ -16,7 +16,7 @@ from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
-from pardnn.planner.algorithms import ALGORITHMS, BEST, BEST_WHOLE, SHARDED, mixed_parts
+from pardnn.planner.algorithms import ALGORITHMS, BEST, BEST_WHOLE, SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import (
     larger_clusters,
@@ -25,7 +25,7 @@ from pardnn.planner.estimate import (
     suggestions,
     with_limit,
 )
-from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
+from pardnn.planner.make_plan import best_once, make_plan
 from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -34,6 +34,8 @@ from pardnn.planner.search_log import Watch
 from pardnn.planner.start.earlier import started
 from pardnn.planner.steering.conflicts import steered
 from pardnn.planner.steering.constrained import constrained
+from pardnn.planner.submesh.decide import demanded_parts
+from pardnn.planner.to_run import algorithms_of
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
 from pardnn.report.text import seconds_text
@@ -239,7 +241,7 @@ def _fits_recomputed(problem: Problem) -> bool:
     least = least_bytes(arrays, problem.cluster.num_devices)  # in any order, with any calls
     if len(limits) == len(problem.capacities) and least > max(limits):
         return False
-    if mixed_parts(options.algorithm):
+    if demanded_parts(options):
         return _is_planned(problem.with_options(recompute=True))
     names, asked = algorithms_of(problem), constrained(problem)
     return first_recomputed(asked, names, best_once, seconds=SECONDS) is not None
@@ -250,7 +252,7 @@ def _fits_offloaded(problem: Problem) -> bool:
     options = problem.options
     if options.offload or options.constraints or options.microbatches is not None:
         return False
-    if mixed_parts(options.algorithm):
+    if demanded_parts(options):
         return _is_planned(problem.with_options(offload=True))
     try:
         all_on_host(problem, algorithms_of(problem), best_once)

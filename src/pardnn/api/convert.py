@@ -24,7 +24,7 @@ from pardnn.plan.file import (
 )
 from pardnn.plan.plan import Plan
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import finished
+from pardnn.planner.finished import finished
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem

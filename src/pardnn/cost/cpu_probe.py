@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pardnn.cost.host import cpu_name, memory_bytes
+from pardnn.cost.host import cpu_name
 from pardnn.cost.roofline import DeviceModel
 from pardnn.cost.table import (
     CostTable,
@@ -119,23 +119,17 @@ def _model(machine: Machine, entries: Mapping[str, Entry]) -> DeviceModel:
         flops={"matmul": rates, "conv": rates, "vector": vector},
         efficiency={"matmul": 1.0, "conv": 0.7, "vector": 1.0},
         bandwidth=bandwidth,
-        memory=memory_bytes(),
         launch=4e-6,
         width=64.0 * machine.threads,
         fill=bandwidth * 2e-7,
-        link_bandwidth=2e9,
-        link_latency=1.4e-4,
         sources={
             "flops": f"measured: numpy matmul of {PROBE_SIZE} x {PROBE_SIZE} on {machine.device} "
             "with the given threads; element-wise work at a quarter of it (assumed: separate "
             "multiplies and adds, one vector port); half precision as float32 (assumed)",
             "efficiency": "1 since measured; convolutions 0.7 (assumed)",
             "bandwidth": f"measured: copies of {PROBE_BYTES} bytes, read and written",
-            "memory": "of this machine",
             "launch": "assumed: 4 us for an op called from Python",
             "width": "assumed: 16 lanes x 4 accumulators a thread",
             "fill": "assumed: 0.2 us of memory latency under load",
-            "link_bandwidth": "seen: 2 GB/s between two local ranks of gloo",
-            "link_latency": "seen: 140 us for a small message between two local ranks of gloo",
         },
     )

@@ -1,10 +1,7 @@
-"""How long messages take: the alpha-beta model, collectives in it, and a fit to measurements.
+"""How long messages take: the alpha-beta model, and a fit to measurements.
 
 A message of m bytes takes alpha + m / bandwidth seconds (Hockney, "The communication challenge
-for MPP", Parallel Computing 20, 1994); alpha is the latency. Collectives of k ranks follow Thakur,
-Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19,
-2005, and, for the ring all-reduce, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-for clusters of workstations", JPDC 69, 2009. The time of the additions is left out.
+for MPP", Parallel Computing 20, 1994); alpha is the latency.
 """
 
 from __future__ import annotations
@@ -69,78 +66,6 @@ def message_seconds(num_bytes: float | int, *, bandwidth: float, latency: float)
         latency: Of the link, seconds.
     """
     return latency + num_bytes / bandwidth
-
-
-def all_gather_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of a ring all-gather after which each of k ranks holds `num_bytes`.
-
-    Args:
-        num_bytes: That each rank holds afterwards.
-        k: Number of ranks.
-        bandwidth: Of the link, bytes/s.
-        latency: Of the link, seconds.
-    """
-    return (k - 1) * message_seconds(num_bytes / k, bandwidth=bandwidth, latency=latency)
-
-
-def ring_all_reduce_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of a reduce-scatter and an all-gather: best for long messages.
-
-    Args:
-        num_bytes: That each rank holds.
-        k: Number of ranks.
-        bandwidth: Of the link, bytes/s.
-        latency: Of the link, seconds.
-    """
-    return 2 * all_gather_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
-
-
-def tree_all_reduce_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of a binomial reduce and a binomial broadcast: best for short messages.
-
-    Args:
-        num_bytes: That each rank holds.
-        k: Number of ranks.
-        bandwidth: Of the link, bytes/s.
-        latency: Of the link, seconds.
-    """
-    return 2 * broadcast_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
-
-
-def all_reduce_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of the faster of the two all-reduces, which is what libraries choose.
-
-    Args:
-        num_bytes: That each rank holds.
-        k: Number of ranks.
-        bandwidth: Of the link, bytes/s.
-        latency: Of the link, seconds.
-    """
-    return min(
-        algorithm(num_bytes, k, bandwidth=bandwidth, latency=latency)
-        for algorithm in (ring_all_reduce_seconds, tree_all_reduce_seconds)
-    )
-
-
-def broadcast_seconds(num_bytes: float | int, k: int, *, bandwidth: float, latency: float) -> float:
-    """Seconds of a binomial broadcast of `num_bytes` to k ranks.
-
-    Args:
-        num_bytes: That each rank holds afterwards.
-        k: Number of ranks.
-        bandwidth: Of the link, bytes/s.
-        latency: Of the link, seconds.
-    """
-    rounds = (k - 1).bit_length()
-    return rounds * message_seconds(num_bytes, bandwidth=bandwidth, latency=latency)
 
 
 def fit_link(num_bytes: Sequence[float | int], seconds: Sequence[float]) -> LinkFit:

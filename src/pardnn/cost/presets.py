@@ -20,7 +20,6 @@ from pardnn.errors import UsageError
 
 _TERA = 1e12
 _GB = 1e9
-_GIB = 2**30
 
 
 def _flops(
@@ -46,7 +45,6 @@ _ASSUMED_LAUNCH = (
     "2 to 4 us (NVIDIA blog 'Getting Started with CUDA Graphs', 2019: 3.8 us a kernel in a loop "
     "of asynchronous launches of a 2.9 us kernel, V100)"
 )
-_ASSUMED_LATENCY = "assumed: 25 us for a message between processes through NCCL send/recv"
 _HOPPER_SHARE = (
     "efficiency assumed: 0.8 of the dense peak in matrix products, 0.7 in convolutions, "
     "0.9 of the memory bandwidth"
@@ -57,12 +55,9 @@ V100 = DeviceModel(
     flops=_flops(15.7 * _TERA, 7.8 * _TERA, half=125 * _TERA),
     efficiency={"matmul": 0.8, "conv": 0.7, "vector": 0.5},
     bandwidth=750 * _GB,
-    memory=32 * _GIB,
     launch=5e-6,
     width=80.0 * 2048,
     fill=750e9 * 1e-6,
-    link_bandwidth=50 * _GB,
-    link_latency=25e-6,
     sources={
         "flops": "NVIDIA V100 Tensor Core GPU data sheet (2020), V100 SXM2: 15.7 TFLOPS single, "
         "7.8 double, 125 deep learning (float16); bfloat16 has no unit: rate of float32",
@@ -70,13 +65,9 @@ V100 = DeviceModel(
         "& Precision' (2018) measured 83 of 125 TFLOPS with cuBLAS",
         "bandwidth": "Jia et al., 'Dissecting the NVIDIA Volta GPU Architecture via "
         "Microbenchmarking' (2018): 750 measured; data sheet: 900 GB/s",
-        "memory": "data sheet, V100 SXM2 32GB",
         "launch": _ASSUMED_LAUNCH,
         "width": "NVIDIA Tesla V100 GPU Architecture white paper: 80 SMs x 2048 threads",
         "fill": "assumed: 1 us of memory latency under load",
-        "link_bandwidth": "two NVLink2 bricks of 25 GB/s a direction between neighbours "
-        "(white paper; OLCF Summit user guide)",
-        "link_latency": _ASSUMED_LATENCY,
     },
 )
 
@@ -85,23 +76,17 @@ K80 = DeviceModel(
     flops=_flops(4.37 * _TERA, 1.455 * _TERA),
     efficiency={"matmul": 0.7, "conv": 0.6, "vector": 0.5},
     bandwidth=191 * _GB,
-    memory=12 * _GIB,
     launch=10e-6,
     width=13.0 * 2048,
     fill=191e9 * 1e-6,
-    link_bandwidth=12 * _GB,
-    link_latency=50e-6,
     sources={
         "flops": "NVIDIA Tesla K80 data sheet (2014): 8.73 TFLOPS single, 2.91 double with GPU "
         "Boost for the board of two GK210; this is one of the two. No half precision unit",
         "efficiency": "assumed",
         "bandwidth": "Jia et al. (2018): 191 measured; data sheet: 480 GB/s for two",
-        "memory": "data sheet: 24 GB for two",
         "launch": "assumed: twice the figure of later devices, as its hosts are slower",
         "width": "NVIDIA Kepler GK110/GK210 white paper: 13 SMX enabled x 2048 threads",
         "fill": "assumed: 1 us of memory latency under load",
-        "link_bandwidth": "PCI Express 3.0 x16, 15.75 GB/s a direction less protocol: 12 assumed",
-        "link_latency": "assumed: 50 us through the host's PCI Express tree",
     },
 )
 
@@ -117,28 +102,22 @@ A100 = DeviceModel(
     ),
     efficiency={"matmul": 0.8, "conv": 0.6, "vector": 0.5},
     bandwidth=0.9 * 2039 * _GB,
-    memory=80 * _GIB,
     launch=5e-6,
     width=108.0 * 2048,
     fill=0.9 * 2039e9 * 1e-6,
-    link_bandwidth=300 * _GB,
-    link_latency=25e-6,
     sources={
         "flops": "NVIDIA A100 Tensor Core GPU data sheet (2021), 80GB SXM: FP32 19.5 TFLOPS, "
         "FP64 9.7, FP64 tensor 19.5, TF32 156, FP16 and BF16 312, all dense",
         "efficiency": "assumed",
         "bandwidth": "data sheet: 2,039 GB/s; 0.9 of it assumed",
-        "memory": "data sheet: 80GB HBM2e",
         "launch": _ASSUMED_LAUNCH,
         "width": "NVIDIA A100 Tensor Core GPU Architecture white paper: 108 SMs x 2048 threads",
         "fill": "assumed: 1 us of memory latency under load",
-        "link_bandwidth": "data sheet: NVLink 600 GB/s, both directions together",
-        "link_latency": _ASSUMED_LATENCY,
     },
 )
 
 
-def _hopper(name: str, bandwidth: float, memory: int, sheet: str) -> DeviceModel:
+def _hopper(name: str, bandwidth: float, sheet: str) -> DeviceModel:
     """Return an H100 or H200: one GH100 chip with different memories."""
     return DeviceModel(
         name=name,
@@ -152,29 +131,23 @@ def _hopper(name: str, bandwidth: float, memory: int, sheet: str) -> DeviceModel
         ),
         efficiency={"matmul": 0.8, "conv": 0.7, "vector": 0.5},
         bandwidth=0.9 * bandwidth,
-        memory=memory,
         launch=5e-6,
         width=132.0 * 2048,
         fill=0.9 * bandwidth * 1e-6,
-        link_bandwidth=450 * _GB,
-        link_latency=25e-6,
         sources={
             "flops": f"{sheet}: FP32 67 TFLOPS, FP64 34, FP64 tensor 67, TF32 989, FP16 and BF16 "
             "1,979 with sparsity; half of the last three is dense",
             "efficiency": _HOPPER_SHARE,
             "bandwidth": f"{sheet}: {bandwidth / 1e12:g} TB/s; 0.9 of it assumed",
-            "memory": sheet,
             "launch": _ASSUMED_LAUNCH,
             "width": "NVIDIA H100 Tensor Core GPU Architecture white paper: 132 SMs x 2048 threads",
             "fill": "assumed: 1 us of memory latency under load",
-            "link_bandwidth": f"{sheet}: NVLink 900 GB/s, both directions together",
-            "link_latency": _ASSUMED_LATENCY,
         },
     )
 
 
-H100 = _hopper("h100", 3.35e12, 80 * _GIB, "NVIDIA H100 Tensor Core GPU data sheet, SXM")
-H200 = _hopper("h200", 4.8e12, 141 * 10**9, "NVIDIA H200 Tensor Core GPU data sheet, SXM")
+H100 = _hopper("h100", 3.35e12, "NVIDIA H100 Tensor Core GPU data sheet, SXM")
+H200 = _hopper("h200", 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM")
 
 #: Presets that need no measurement. "cpu" is measured on this machine: see `cost.cpu_probe`.
 DEVICE_MODELS: Mapping[str, DeviceModel] = {

@@ -37,12 +37,9 @@ class DeviceModel:
             runs at the rate of float32.
         efficiency: Share of the peak that large library kernels reach, by unit.
         bandwidth: Bytes/s that large kernels move to and from memory.
-        memory: Bytes.
         launch: Seconds from one op to the next when neither has work to do.
         width: Results in flight when the device is full: resident threads on a GPU.
         fill: Bytes in flight when the memory is busy (bandwidth x latency).
-        link_bandwidth: Bytes/s to a neighbour, one direction.
-        link_latency: Seconds of an empty message.
         sources: Where each figure is from.
     """
 
@@ -50,12 +47,9 @@ class DeviceModel:
     flops: Mapping[Unit, Mapping[str, float]]
     efficiency: Mapping[Unit, float]
     bandwidth: float
-    memory: int
     launch: float
     width: float
     fill: float
-    link_bandwidth: float
-    link_latency: float
     sources: Mapping[str, str]
 
     def rate(self, unit: Unit, dtype: str) -> float:

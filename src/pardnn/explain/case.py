@@ -17,7 +17,8 @@ from pardnn.graph.layers import known_layers, layers_of, origin
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
-from pardnn.plan.constraints import Named, named, placing
+from pardnn.plan.constraints import placing
+from pardnn.plan.demands.named import Named, named
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import choice_of, costs_for
@@ -122,10 +123,10 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """Constraints on the placement, as numbers of `planned`; none if ops are cut."""
-        demanded = placing(self.plan.constraints or ())
-        k = self.plan.num_devices
-        return named(demanded, self.graph, self.planned, self.cluster, k)
+        """Constraints on the placement, as numbers of `planned`."""
+        demanded, partition = placing(self.plan.constraints or ()), self.plan.partition
+        k, width = self.plan.num_devices, 1 if partition is None else partition.mesh.size
+        return named(demanded, self.graph, self.planned, self.cluster, k, width)
 
     def constraints_on(self, ops: Sequence[int]) -> list[Named]:
         """Return the constraints on some ops, or on what must be with them."""

@@ -3,7 +3,7 @@
 With everything else unchanged, ops keep the loops that they are cut along and fetch what they need
 of the tensor from its new layout: the partitioned graph is made, simulated, and its memory proven.
 If the graph is small, the search of `tofu` also cuts everything else again around the tensor.
-Beyond `MANY_LOCAL_OPS` nothing is evaluated, and the report says so.
+Beyond `JUDGED_LOCAL_OPS` nothing is evaluated, and the report says so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pardnn.explain.moved import alternative
 from pardnn.explain.submeshes import Mixed, cut_anew
 from pardnn.graph.ir import Graph, Tensor, storage_owners
 from pardnn.graph.layers import origin
+from pardnn.plan.constraints import hard
+from pardnn.plan.demands.layout_demands import LayoutDemand, layout_demands, layouts_of_demands
 from pardnn.plan.mesh import Layout, layout_of, owned_boxes, placements
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import graph_in_pieces
@@ -33,7 +35,7 @@ from pardnn.sim.peak import peaks
 
 #: Ops of the graph x devices up to which other cuts are judged, and up to which all else is cut
 #: anew: some seconds per layout.
-MANY_LOCAL_OPS, FEW_LOCAL_OPS = 20_000, 2_000
+JUDGED_LOCAL_OPS, ANEW_LOCAL_OPS = 20_000, 2_000
 #: Other layouts that are judged of a tensor: whole, and cut along each of its first dims.
 MOST_DIMS = 3
 
@@ -57,6 +59,13 @@ class _Asked(NamedTuple):
     pieces: list[str]
     mixed: Mixed | None
 
+    @property
+    def demands(self) -> list[LayoutDemand]:
+        """Layouts that the plan has to have."""
+        plan, whole = self.case.plan, self.case.graph
+        cut = None if plan.pieces is None else self.graph
+        return [*layout_demands(hard(plan.constraints or ()), whole, self.partition.mesh, cut)]
+
 
 def other_cuts(
     case: Case, tensors: list[str], mixed: Mixed | None = None
@@ -79,7 +88,7 @@ def other_cuts(
     if not pieces:
         return ()
     local = len(graph.ops) * case.plan.num_devices
-    if local > MANY_LOCAL_OPS:
+    if local > JUDGED_LOCAL_OPS:
         why = f"{len(graph.ops)} ops on {case.plan.num_devices} devices take too long"
         return (_refused(f"{name} cut differently, or whole", why, judged=False),)
     shape, axes = pieces[0].shape or (), len(partition.mesh.shape)
@@ -91,7 +100,7 @@ def other_cuts(
         found
         for layout in layouts
         if layout != now and owned_boxes(shape, layout, partition.mesh) is not None
-        for found in _judged(asked, layout, anew=local <= FEW_LOCAL_OPS)
+        for found in _judged(asked, layout, anew=local <= ANEW_LOCAL_OPS)
     )
 
 
@@ -111,7 +120,8 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
     """
     case, partition = asked.case, asked.partition
     costs = costs_for(asked.graph, case.cluster, case.choice)
-    problem = Problem(asked.graph, case.cluster, costs, options_of(case, "tofu"))
+    options = options_of(case, "tofu" if asked.mixed is None else None)
+    problem = Problem(asked.graph, case.cluster, costs, options)
     what = f"{asked.name} as ({', '.join(placements(layout))})"
     if partition.loops is not None:
         sharding = Sharding(partition.mesh, _with_layout(asked, layout), partition.loops)
@@ -121,11 +131,12 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
     inside, capacity = case.cluster, min(filter(None, problem.capacities), default=None)
     if asked.mixed is not None:  # each submesh has a part of the ops, and no search knows which
         inside, capacity = part_of(case.cluster, range(partition.mesh.size)), None
+    demanded, _ = layouts_of_demands(asked.demands, partition.mesh)
     try:
         sharding = search(
             asked.graph, inside, "bytes" if case.plan.objective == "bytes" else "seconds",
             costs=costs, capacity=capacity,
-            fixed=FixedLayouts(partition.mesh, dict.fromkeys(asked.pieces, layout)),
+            fixed=FixedLayouts(partition.mesh, demanded | dict.fromkeys(asked.pieces, layout)),
         )  # fmt: skip
     except PardnnError as error:
         yield _refused(f"{what}, everything else cut again", error.message.splitlines()[0])
@@ -166,6 +177,9 @@ def _alternative(asked: _Asked, problem: Problem, what: str, sharding: Sharding)
         legal = legalize(asked.graph, sharding)
         if any(legal.layouts[piece] != sharding.layouts[piece] for piece in asked.pieces):
             return _refused(what, "ops that write or view it are cut along other dims")
+        for demand in asked.demands:
+            if legal.layouts[demand.tensor][demand.axis] != demand.dim:
+                return _refused(what, f"constraint: {demand.constraint}")
         if asked.mixed is not None:
             return alternative(asked.case, what, cut_anew(asked.case, asked.mixed, legal)[1])
         found = plan_of_sharding(problem, legal)

@@ -9,7 +9,6 @@ alone is faster than the plan's, that is reported separately, as it is not due t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,11 +18,9 @@ from numpy import ndarray
 
 from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
-from pardnn.place.ordering.fit import fit_near, fit_schedule, fits
-from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.fit import fit_moved, fit_schedule
 from pardnn.plan.demands.check_constraints import breaking
-from pardnn.plan.file import stamped
-from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
+from pardnn.plan.plan import PlanArrays
 from pardnn.report.explained import Alternative
 from pardnn.report.text import bytes_text
 from pardnn.sim.engine import simulate
@@ -75,12 +72,7 @@ def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
     if missing is not None:
         ends = sorted({int(place[op]) for op in missing})
         return Judged(None, None, None, None, f"there is no link between devices {ends}")
-    kept = memory_bounded_plan(
-        a, machine, place, case.timeline.dispatch.copy(), case.usable, case.overwrites
-    )
-    near = kept
-    if not fits(a, kept, case.usable):
-        near = fit_near(a, machine, place, case.timeline, case.usable, case.overwrites)
+    kept, near = fit_moved(a, machine, place, case.timeline, case.usable, case.overwrites)
     found = [] if near is None else [near]
     anew = fit_schedule(graph, machine, place, case.usable)
     found += [] if anew is None else [anew]
@@ -102,28 +94,6 @@ def _over(case: Case, held: Sequence[int]) -> str:
         f"{case.devices[device]} would hold {bytes_text(held[device])}, usable: "
         f"{bytes_text(case.usable[device])}; tried in two orders"
     )
-
-
-def plan_of(case: Case, arrays: PlanArrays, makespan: float) -> Plan:
-    """Return an edited plan of whole ops as one that can be written, checked and run.
-
-    Args:
-        case: The plan that was edited.
-        arrays: The edited plan.
-        makespan: Simulated, seconds.
-    """
-    edited = plan_from_arrays(case.planned, arrays)
-    sizes = case.planned.arrays.tensor_bytes[arrays.message_tensor]
-    predicted = Predicted(
-        makespan_s=makespan,
-        peak_bytes=tuple(peaks(case.planned.arrays, arrays).tolist()),
-        transfer_bytes=int(sizes.sum()),
-    )
-    plan = dataclasses.replace(
-        case.plan, placement=edited.placement, order=edited.order, messages=edited.messages,
-        predicted=predicted, checksum=None,
-    )  # fmt: skip
-    return stamped(plan, case.graph)
 
 
 def alternative(case: Case, what: str, found: Judged) -> Alternative:

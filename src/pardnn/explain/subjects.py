@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Literal, NamedTuple
 
-from pardnn.errors import UsageError, shown
+from pardnn.errors import UsageError, close_names, shown
 from pardnn.explain.case import Case
 from pardnn.graph.layers import is_within, origin
 from pardnn.plan.plan import graph_in_pieces
@@ -88,12 +87,7 @@ def layer_names(case: Case) -> list[str]:
 
 
 def _unknown(case: Case, name: str, names: list[str]) -> UsageError:
-    layers = layer_names(case)
-    ends = [layer for layer in layers if name and layer.endswith(f".{name}")]
-    known = [*case.devices, *layers, *names]
-    lower = {each.lower(): each for each in reversed(known)}
-    close = difflib.get_close_matches(name.lower(), lower, n=SUGGESTED, cutoff=0.6)
-    found = list(dict.fromkeys([*ends, *(lower[each] for each in close)]))[:SUGGESTED]
+    found = close_names(name, [*case.devices, *layer_names(case), *names], SUGGESTED)
     more = f" and {len(case.devices) - SUGGESTED} more" if len(case.devices) > SUGGESTED else ""
     devices = ", ".join(case.devices[:SUGGESTED]) + more
     hint = f"Did you mean {', '.join(map(shown, found))}?" if found else f"Devices are {devices}."

@@ -18,15 +18,19 @@ from numpy import ndarray
 from pardnn.explain.case import Case
 from pardnn.explain.moved import Judged, judged
 from pardnn.graph.build import build_graph
-from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
-from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.plan import graph_in_pieces
 from pardnn.planner.costs import costs_for
-from pardnn.planner.submesh.spread import devices_of, followers, positions_of
+from pardnn.planner.submesh.spread import (
+    devices_of,
+    followers,
+    positions_of,
+    rows_of,
+    turns_of,
+)
 from pardnn.shard.sharding import Sharding, sharding_of
 from pardnn.shard.spmd.partitioner import PositionedOps, partition_for_submeshes
 from pardnn.sim.engine import simulate
@@ -59,10 +63,7 @@ def mixed_of(case: Case) -> Mixed | None:
     graph = graph_in_pieces(case.graph, case.plan)
     made = partition_for_submeshes(graph, sharding_of(partition), partition.submeshes)
     follows = followers(case.planned, case.overwrites)
-    own = np.ones(len(made.of), dtype=bool)
-    own[[op for op, _ in follows]] = False
-    row = np.zeros(len(graph.ops), dtype=np.int64)
-    row[np.array(made.of)[own]] = case.arrays.place[own] // partition.mesh.size
+    row = rows_of(made, follows, case.arrays.place, len(graph.ops))
     return Mixed(graph, made, follows, row, colocated(graph.arrays, first_overwrites(graph)))
 
 
@@ -100,27 +101,11 @@ def cut_anew(case: Case, mixed: Mixed, legal: Sharding) -> tuple[Case, Judged]:
     costs = costs_for(local, case.cluster, case.choice, whole=case.graph)
     machine, overwrites = machine_of(costs, case.cluster), first_overwrites(local)
     place = devices_of(made, followers(local, overwrites), mixed.row)
+    turns = turns_of(mixed.graph, mixed.made, case.timeline.dispatch)
     arrays = memory_bounded_plan(
-        local.arrays, machine, place, positions_of(made, _turns(case, mixed)), case.usable,
-        overwrites,
-    )  # fmt: skip
+        local.arrays, machine, place, positions_of(made, turns), case.usable, overwrites
+    )
     line = simulate(local, machine, arrays)
     plan = dataclasses.replace(case.plan, partition=made.partition)
     other = Case(case.graph, plan, case.choice, local, costs, machine, arrays, line)
     return other, judged(other, place)
-
-
-def _turns(case: Case, mixed: Mixed) -> Int64[ndarray, " n"]:
-    """Return the position of each op of `graph` in the order of the plan.
-
-    An op begins with the first of its local ops, but not before what it depends on: another cut may
-    read what this one does not.
-    """
-    a, edges = mixed.graph.arrays, op_edges(mixed.graph.arrays)
-    first = np.full(a.num_ops, len(mixed.made.of))
-    np.minimum.at(first, np.array(mixed.made.of), case.timeline.dispatch)
-    begins = np.searchsorted(edges[:, 0], np.arange(a.num_ops + 1))
-    for op in a.topological.tolist():
-        successors = edges[begins[op] : begins[op + 1], 1]
-        first[successors] = np.maximum(first[successors], first[op])
-    return inverse_permutation(np.lexsort((inverse_permutation(a.topological), first)))

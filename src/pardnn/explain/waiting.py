@@ -44,7 +44,7 @@ def chain_of(case: Case, op: int) -> tuple[Link, ...]:
     """
     found: list[Link] = []
     last: _Who | None = None
-    for stretch in chain(case.causes, case.arrays, op):
+    for stretch in chain(case.causes, op):
         if stretch.finish <= stretch.start:
             continue
         who, number = _who(case, stretch)
@@ -130,7 +130,7 @@ def waits_of(case: Case, device: int) -> tuple[Wait, ...]:
 def critical_path(case: Case) -> tuple[PathShare, ...]:
     """Return what fills the step from end to end; the seconds add up to its makespan."""
     total = _Sum(case)
-    for stretch in critical_chain(case.causes, case.arrays):
+    for stretch in critical_chain(case.causes):
         who, op = _who(case, stretch)
         total.add(who, op, stretch.finish - stretch.start)
     return tuple(

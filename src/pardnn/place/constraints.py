@@ -26,7 +26,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.memory_bounded import limits
-from pardnn.plan.constraints import Named
+from pardnn.plan.demands.named import Named
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import op_needs, residual_bytes
 

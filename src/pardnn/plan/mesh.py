@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pardnn.cluster import STRICT
+from pardnn.graph.ir import Tensor
 
 Box = tuple[tuple[int, int], ...]
 """First and last index per tensor dim, the last exclusive."""
@@ -183,3 +184,19 @@ def layout_of(words: tuple[str, ...]) -> Layout | None:
         dim = PARTIAL if word == "Partial()" else None
         found.append(dim if match[1] is None else int(match[1]))
     return tuple(found)
+
+
+def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
+    """Return what each device owns of a tensor; None if it cannot be laid out so.
+
+    Args:
+        tensor: Of the graph.
+        words: Its placements, in DTensor's words, one per mesh axis.
+        mesh: The devices.
+    """
+    layout, shape = layout_of(words), tensor.shape or ()
+    if layout is None or len(layout) != len(mesh.shape):
+        return None
+    if any(dim is not None and dim >= len(shape) for dim in layout):
+        return None
+    return owned_boxes(shape, layout, mesh)

@@ -28,8 +28,8 @@ from pardnn.errors import PardnnError, UsageError, shown
 from pardnn.graph.file import op_to_dict
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check import MAX_PROBLEMS, check_plan, raise_problems
-from pardnn.plan.cut.check_partitioned_graph import boxes_of
 from pardnn.plan.file import check_fingerprint
+from pardnn.plan.mesh import boxes_of
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Plan, graph_in_pieces

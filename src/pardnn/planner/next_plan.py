@@ -7,7 +7,7 @@ import dataclasses
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, MismatchError, PardnnError, UsageError
 from pardnn.graph.ir import Graph
-from pardnn.plan.constraints import said_of
+from pardnn.plan.demands.named import said_of
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, bytes_alone
 from pardnn.planner.algorithms import ALGORITHMS, BEST_WHOLE, SHARDED, mixed_parts

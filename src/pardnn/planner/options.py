@@ -9,6 +9,7 @@ from pardnn.errors import UsageError, shown
 from pardnn.plan.constraints import Constraint, cutting, placing
 from pardnn.planner.algorithms import (
     ALGORITHMS,
+    BEST,
     RECIPES,
     SHARDED,
     check_algorithm,
@@ -122,20 +123,14 @@ class PlanOptions:
 
     def _check_constraints(self) -> None:
         """Check that the algorithm can meet the constraints that have to be met."""
-        others = [each for each in self.constraints if each.kind != "pieces"]
-        if others and mixed_parts(self.algorithm):
-            raise UsageError(
-                f"{self.algorithm} cuts and places, and takes no constraints but pieces yet: "
-                f"{shown(str(others[0]))}.\nUse auto.",
-                code="E246",
-            )
+        cut, placement = mixed_parts(self.algorithm) or (self.algorithm, self.algorithm)
         cuts = self.algorithm in SHARDED
-        refused = placing(self.constraints) if cuts or self.algorithm in RECIPES else ()
-        if not cuts and self.algorithm not in ("auto",):
+        refused = placing(self.constraints) if cuts or placement in RECIPES else ()
+        if cut not in (*SHARDED, BEST):
             refused += cutting(self.constraints)
         if refused:
             how = "cuts every op over all devices" if cuts else "places whole ops"
-            how = "places stages" if self.algorithm in RECIPES else how
+            how = "places stages" if placement in RECIPES else how
             raise UsageError(
                 f"{self.algorithm} does not take constraints of this kind, as it {how}: "
                 f"{shown(str(refused[0]))}.\nUse auto, or a "

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from pardnn.graph.ir import Graph, Op
-from pardnn.plan.cut.check_partitioned_graph import boxes_of
+from pardnn.plan.mesh import boxes_of
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import whole_name
 from pardnn.plan.plan import Plan, graph_in_pieces

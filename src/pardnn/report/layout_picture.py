@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pardnn.graph.ir import Tensor
-from pardnn.plan.cut.check_partitioned_graph import boxes_of
-from pardnn.plan.mesh import Box, Mesh
+from pardnn.plan.mesh import Box, Mesh, boxes_of
 from pardnn.report.layout import LayoutResult, LayoutRow, reading, short_placements
 from pardnn.report.text import escaped
 

@@ -170,12 +170,11 @@ def _message_causes(
     return what, origin
 
 
-def chain(causes: Causes, plan: PlanArrays, op: int) -> Iterator[Stretch]:
+def chain(causes: Causes, op: int) -> Iterator[Stretch]:
     """Yield what an op waits for, the last first: stretches that lead back to second 0.
 
     Args:
         causes: From `causes`.
-        plan: The same plan.
         op: Its number.
     """
     line = causes.timeline
@@ -196,12 +195,12 @@ def chain(causes: Causes, plan: PlanArrays, op: int) -> Iterator[Stretch]:
                 what, at = int(causes.reach_what[at]), int(causes.reach_from[at])
 
 
-def critical_chain(causes: Causes, plan: PlanArrays) -> Iterator[Stretch]:
+def critical_chain(causes: Causes) -> Iterator[Stretch]:
     """Yield what fills the step from its end back to second 0."""
     line = causes.timeline
     last = int(line.finish.argmax())
     yield Stretch(COMPUTE, last, float(line.start[last]), float(line.finish[last]))
-    yield from chain(causes, plan, last)
+    yield from chain(causes, last)
 
 
 def idle_stretches(causes: Causes, plan: PlanArrays, device: int) -> Iterator[Idle]:
@@ -216,11 +215,11 @@ def idle_stretches(causes: Causes, plan: PlanArrays, device: int) -> Iterator[Id
     for op in order_rows(plan)[device]:
         start = float(line.start[op])
         if start > since:
-            for stretch in _within(chain(causes, plan, op), since, start):
+            for stretch in _within(chain(causes, op), since, start):
                 yield Idle(device, op, stretch)
         since = float(line.finish[op])
     if line.makespan > since:
-        for stretch in _within(critical_chain(causes, plan), since, line.makespan):
+        for stretch in _within(critical_chain(causes), since, line.makespan):
             yield Idle(device, -1, stretch)
 
 

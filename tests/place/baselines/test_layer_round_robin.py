@@ -3,7 +3,7 @@
 from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.place.baselines.layer_round_robin import layer_of, layers_of, place_layer_round_robin
+from pardnn.place.baselines.layer_round_robin import layer_of, place_layer_round_robin, whole_layers
 from tests.place.machines import machine_for
 
 
@@ -32,7 +32,7 @@ def _graph():
 def test_layers_are_read_from_module_paths():
     assert layer_of("model.layers.3.mlp.0") == "model.layers.3"
     assert layer_of("model.head") == "model.head"
-    layers = layers_of(_graph())
+    layers = whole_layers(_graph())
     assert layers[0] == layers[2] == layers[5] == layers[6] == "model.layers.0"
 
 

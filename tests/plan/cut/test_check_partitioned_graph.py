@@ -13,9 +13,9 @@ from pardnn.errors import UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
-from pardnn.plan.cut.check_partitioned_graph import boxes_of, partition_problems
+from pardnn.plan.cut.check_partitioned_graph import partition_problems
 from pardnn.plan.memory import device_storages, memory_profiles
-from pardnn.plan.mesh import make_mesh
+from pardnn.plan.mesh import boxes_of, make_mesh
 from pardnn.plan.partitioned_graph import (
     DRAW,
     SLICE,

@@ -12,7 +12,7 @@ from pardnn.plan.mesh import Layout, make_mesh
 from pardnn.plan.plan import planned_graph
 from pardnn.planner.costs import scaled_costs
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
-from pardnn.shard.search.objective_seconds import message_seconds
+from pardnn.shard.search.objective_seconds import exchange_seconds
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
@@ -93,8 +93,8 @@ def test_a_region_that_two_ops_need_is_fetched_once():
 def test_messages_to_one_device_follow_each_other_where_links_are_serial():
     sent = np.array([[[0, 8, 6], [0, 0, 0], [0, 2.0, 0]]])  # by receiver and sender
     latency, bandwidth = np.ones((3, 3)), np.full((3, 3), 2.0)
-    assert message_seconds(sent, latency, bandwidth, is_serial=False).tolist() == [5.0]
-    assert message_seconds(sent, latency, bandwidth, is_serial=True).tolist() == [9.0]
+    assert exchange_seconds(sent, latency, bandwidth, is_serial=False).tolist() == [5.0]
+    assert exchange_seconds(sent, latency, bandwidth, is_serial=True).tolist() == [9.0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])

@@ -24,7 +24,8 @@ from pardnn.plan.pieces import INTO, Pieces
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner import portfolio
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import finished, make_plan
+from pardnn.planner.finished import finished
+from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches.decide import in_stages
 from pardnn.planner.microbatches.in_pieces import completed, polished_pieces, problem_in_pieces
 from pardnn.planner.options import PlanOptions

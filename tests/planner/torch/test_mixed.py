@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pardnn.cost.costs import preset_costs
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
+from pardnn.graph.layers import is_within, layers_of, origin
 from pardnn.plan.check import plan_problems
 from pardnn.plan.constraints import Constraint
 from pardnn.plan.file import plan_from_json, plan_to_json
@@ -28,9 +30,9 @@ from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.submesh.columns import columns_of
+from pardnn.planner.submesh.near import decide_mixed_near
 from pardnn.planner.submesh.spread import cut_of_submesh
 from pardnn.planner.submesh.submeshes import part_of, submesh_sizes
-from pardnn.shard.spmd.legalize import legalize
 
 
 class Block(nn.Module):
@@ -166,7 +168,7 @@ def test_a_column_is_what_the_slowest_position_does() -> None:
     cluster = islands(2, 2)
     problem = Problem(graph(), cluster, preset_costs(graph(), "v100"), PlanOptions(reserve=0.0))
     _, cut = problem_in_pieces(problem, 2, 1)
-    sharding = legalize(cut.graph, cut_of_submesh(problem, cut, "tofu", 2))
+    sharding = cut_of_submesh(problem, cut, "tofu", 2)
     made, local, costs, column = columns_of(problem, cut, sharding)
     seconds = costs.on("accelerator")
     at = {op.name: i for i, op in enumerate(local.ops)}
@@ -219,13 +221,87 @@ def test_a_part_of_a_cluster_has_its_slowest_links() -> None:
     ("options", "code"),
     [
         ({"policy": "fifo"}, "E201"),
-        ({"constraints": (pardnn.pin("layer:0", 1),)}, "E246"),
+        ({"constraints": (pardnn.pin("layer:model.0", 0, 1),)}, "E246"),
     ],
 )
 def test_what_mixed_plans_cannot_do_is_refused(options: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError) as caught:
-        pardnn.plan(graph(), islands(2, 2), "megatron*pardnn", costs="v100", **options)
+        pardnn.plan(graph(), islands(2, 2), "megatron*1f1b", costs="v100", **options)
     assert caught.value.code == code
+
+
+def steered(*constraints: Constraint, algorithm: str = "tofu*heft") -> Plan:
+    return pardnn.plan(graph(), islands(2, 2), algorithm, reserve=0.0, costs="v100",
+                       constraints=constraints)  # fmt: skip
+
+
+def devices(plan: Plan, layer: str) -> set[int]:
+    """Return the devices of all that works for a layer, read off the local ops' names."""
+    inside = {op.name for op, of in zip(graph().ops, layers_of(graph()), strict=True)
+              if is_within(of, layer)}  # fmt: skip
+    return {device for name, device in plan.placement.items() if origin(name) in inside}
+
+
+def test_ops_cut_inside_of_submeshes_are_where_constraints_let_all_their_devices() -> None:
+    pinned = steered(pardnn.pin("layer:model.0", 2, 3), pardnn.pin("layer:model.3", 0, 1, 2))
+    assert devices(pinned, "model.0") == {2, 3}
+    assert devices(pinned, "model.3") == {0, 1}
+    assert set(steered(pardnn.forbid(1)).placement.values()) == {2, 3}
+    apart = steered(pardnn.apart("layer:model.0", "layer:model.1"))
+    assert not devices(apart, "model.0") & devices(apart, "model.1")
+    met = pardnn.pin("layer:model.0", 2, 3), pardnn.together("layer:model.0", "layer:model.3")
+    assert devices(steered(*met), "model.3") == {2, 3}
+
+
+def test_the_checker_tells_which_of_them_a_mixed_plan_breaks() -> None:
+    plan = steered(pardnn.pin("layer:model.0", 2, 3), pardnn.pin("x", 0, 1))
+    assert plan_problems(graph(), plan) == []
+    for wrong in (
+        pardnn.pin("layer:model.0", 2),
+        pardnn.forbid(3, what="layer:model.0"),
+        pardnn.together("layer:model.0", "x"),
+        pardnn.apart("layer:model.0", "layer:model.0.up"),
+    ):
+        broken = dataclasses.replace(plan, constraints=(wrong,))
+        assert any(f"{wrong}' is broken" in each for each in plan_problems(graph(), broken))
+
+
+def test_auto_cuts_inside_of_submeshes_where_layouts_and_devices_are_demanded() -> None:
+    weight = "model.0.up.weight"
+    pin, layout = pardnn.pin("layer:model.0", 2, 3), pardnn.fix_layout(weight, 1)
+    plan = steered(pin, layout, algorithm="auto")
+    assert plan.algorithm == "tofu*pardnn"
+    assert plan.partition is not None
+    assert plan.partition.sharding[weight] == ("Shard(1)",)
+    assert devices(plan, "model.0") == {2, 3}
+    one_device = pardnn.pin("layer:model.0", 2)
+    with pytest.raises(InfeasibleError, match="these 2 constraints cannot hold together:") as odd:
+        steered(one_device, pardnn.pin("layer:model.1", 0, 1), layout, algorithm="auto")
+    assert odd.value.code == "E303"
+    assert "model.1" not in odd.value.message
+    assert steered(one_device, algorithm="auto").partition is None
+
+
+def test_a_recipe_that_cuts_otherwise_than_is_demanded_is_told_from_the_search() -> None:
+    layout = pardnn.fix_layout("model.0.up.weight", 1)
+    with pytest.raises(InfeasibleError, match=r"Use tofu\*pardnn, which does, or auto"):
+        steered(layout, algorithm="megatron*heft")
+    plan = steered(layout, algorithm="tofu*pardnn")
+    assert plan.partition is not None
+    assert plan.partition.sharding["model.0.up.weight"] == ("Shard(1)",)
+
+
+def test_constraints_that_no_submesh_meets_are_told() -> None:
+    other = pardnn.pin("layer:model.1", 0, 1)
+    for odd in (
+        [pardnn.pin("layer:model.0", 1, 2)],
+        [pardnn.pin("layer:model.0", 0, 1), pardnn.pin("layer:model.0.up", 2, 3)],
+        [pardnn.fix_layout("model.0.up.weight", 0, axis=1)],
+    ):
+        with pytest.raises(InfeasibleError, match="cannot hold .*inside submeshes") as caught:
+            steered(*odd, other)
+        assert caught.value.code == "E303"
+        assert "model.1" not in caught.value.message
 
 
 def test_pieces_are_a_constraint_of_mixed_plans_or_a_preference() -> None:
@@ -279,10 +355,71 @@ def test_what_other_steps_hold_leaves_a_mixed_plan_less_room() -> None:
         make_plan(Problem(graph(), cluster, costs, options, full))
 
 
-def test_a_mixed_plan_is_no_start() -> None:
-    with pytest.raises(UsageError, match="cannot start yet") as caught:
-        pardnn.plan(graph(), islands(2, 2), costs="v100", start=planned())
+def started(start: Plan, cluster: Cluster, step: Graph | None = None, **options: Any) -> Plan:
+    return pardnn.plan(step or graph(), cluster, reserve=0.0, costs="v100", start=start, **options)
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.makespan_s
+
+
+def test_a_mixed_plan_to_start_from_is_kept_or_becomes_faster() -> None:
+    start = planned("tofu*pardnn", None)
+    found = started(start, islands(2, 2))
+    assert found.algorithm == start.algorithm
+    assert seconds(found) <= seconds(start)
+    assert found.partition == start.partition
+    assert "ops stay on their devices" in " ".join(found.notes)
+    costs = preset_costs(graph(), "v100", ("accelerator",))
+    problem = Problem(graph(), islands(2, 2), costs, PlanOptions(reserve=0.0), start=start)
+
+    def nothing(*_: Any) -> Any:
+        raise InfeasibleError("no placement of columns")
+
+    kept = decide_mixed_near(problem, nothing, nothing)
+    assert kept.sharded is not None
+    assert kept.sharded.plan.order == start.order
+    assert kept.sharded.plan.placement == start.placement
+    with pytest.raises(UsageError, match="cuts ops inside submeshes") as caught:
+        started(start, islands(2, 2), algorithm="heft")
     assert caught.value.code == "E249"
+
+
+def test_a_mixed_plan_is_repaired_for_other_devices_limits_steps_and_demands() -> None:
+    wide = pardnn.plan(graph(), islands(3, 2), "tofu*pardnn", reserve=0.0, costs="v100")
+    fewer = started(wide, islands(2, 2))
+    assert fewer.partition is not None
+    assert wide.partition is not None
+    assert fewer.partition.submeshes == 2
+    weights = [op.name for op in graph().ops if op.kind == "parameter"]
+    laid = [plan.partition.sharding for plan in (wide, fewer) if plan.partition]
+    assert all(laid[0][name] == laid[1][name] for name in weights)
+    assert "on devices that are gone" in " ".join(fewer.notes)
+    longer = started(wide, islands(3, 2), graph(depth=5))
+    assert longer.partition is not None
+    assert all(longer.partition.sharding[name] == laid[0][name] for name in weights)
+    known = re.search(r"of (\d+) ops stay on their devices; (\d+) others", str(longer.notes))
+    assert known is not None
+    assert int(known[1]) > 2 * int(known[2]) > 0
+    laid_out = started(wide, islands(3, 2), constraints=[pardnn.fix_layout(weights[0], 1)])
+    assert laid_out.partition is not None
+    assert laid_out.partition.sharding[weights[0]] == ("Shard(1)",)
+    pinned = started(wide, islands(3, 2), constraints=[pardnn.pin("layer:model.3", 0, 1)])
+    assert devices(pinned, "model.3") == {0, 1}
+    alone = started(wide, Cluster.uniform(3))
+    assert "planned from scratch" in " ".join(alone.notes)
+
+
+def test_a_mixed_plan_to_start_from_fits_a_new_limit() -> None:
+    start = planned("tofu*pardnn", None)
+    assert start.predicted is not None
+    limit = max(start.predicted.peak_bytes) * 9 // 10
+    small = tuple(dataclasses.replace(each, memory=limit) for each in islands(2, 2).devices)
+    found = started(start, dataclasses.replace(islands(2, 2), devices=small))
+    assert found.predicted is not None
+    assert max(found.predicted.peak_bytes) <= limit
+    assert found.partition is not None
 
 
 def test_auto_takes_a_mixed_plan_where_it_is_fastest() -> None:
@@ -315,7 +452,7 @@ def test_a_mixed_plan_takes_about_as_long_as_its_columns() -> None:
     wide, cluster = graph(1024, 512, 2), islands(2, 2)
     problem = Problem(wide, cluster, preset_costs(wide, "v100"), PlanOptions(reserve=0.0))
     _, cut = problem_in_pieces(problem, 2, 1)
-    sharding = legalize(cut.graph, cut_of_submesh(problem, cut, "megatron", 2))
+    sharding = cut_of_submesh(problem, cut, "megatron", 2)
     busy = float(columns_of(problem, cut, sharding).column.costs.on("accelerator").sum())
     mixed = pardnn.plan(wide, cluster, "megatron*pardnn", reserve=0.0, costs="v100",
                         microbatches=2)  # fmt: skip

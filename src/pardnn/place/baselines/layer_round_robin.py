@@ -2,7 +2,7 @@
 
 Layer i of a model, all of its time steps, its backward ops and its weights, goes to device i mod k.
 Reference: Tofu (EuroSys 2019), section 7.1, "operator placement", after Sutskever et al. (2014).
-Deviations: layers are read from module paths: what a path says up to its last number is one layer,
+Deviations: layers are read from module paths: what a path says up to its first number is one layer,
 "model.cells.3.i2h" and "model.cells.3.h2h" for example; what has no number is a layer by itself.
 """
 
@@ -31,7 +31,7 @@ def layer_of(path: str) -> str:
     return found.group(1) if found else path
 
 
-def layers_of(graph: Graph) -> list[str]:
+def whole_layers(graph: Graph) -> list[str]:
     """Return the layer of each op: its own, else its producer's, else its consumer's."""
     order = graph.arrays.topological.tolist()
     made = {tensor.name: i for i, op in enumerate(graph.ops) for tensor in op.outputs}
@@ -69,7 +69,7 @@ def place_layer_round_robin(
         InfeasibleError: E301, if this placement does not fit.
     """
     del seed
-    layers = layers_of(graph)
+    layers = whole_layers(graph)
     number: Mapping[str, int] = _numbers(graph, layers)
     target = np.array([number[layer] % machine.num_devices for layer in layers], dtype=np.int64)
     arrays = closed_arrays(graph)

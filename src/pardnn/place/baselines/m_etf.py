@@ -168,9 +168,7 @@ def _take(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
 
 
 @helper
-def _arrive(
-    a: GraphArrays, machine: Machine, s: _State, op: int, successor: int, size: int
-) -> None:
+def _arrive(machine: Machine, s: _State, op: int, successor: int, size: int) -> None:
     p = s.place[op]
     for d in range(len(s.free)):
         comm = 0.0 if d == p else machine.latency[p, d] + size / machine.bandwidth[p, d]
@@ -229,13 +227,13 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
         for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
             for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
                 successor = a.consumer_op[edge]
-                _arrive(a, machine, s, op, successor, a.tensor_bytes[t])
+                _arrive(machine, s, op, successor, a.tensor_bytes[t])
                 missing[successor] -= 1
                 if missing[successor] == 0:
                     _offer(a, task, s, successor, key, item, size)
         for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
             successor = a.before_op[edge]
-            _arrive(a, machine, s, op, successor, nothing)
+            _arrive(machine, s, op, successor, nothing)
             missing[successor] -= 1
             if missing[successor] == 0:
                 _offer(a, task, s, successor, key, item, size)

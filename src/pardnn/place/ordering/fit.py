@@ -23,7 +23,7 @@ from pardnn.place.ordering.low_memory_orders import (
     eager_free_positions,
     file_positions,
 )
-from pardnn.place.ordering.memory_bounded import fitting_plan, limits
+from pardnn.place.ordering.memory_bounded import fitting_plan, limits, memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
@@ -105,6 +105,31 @@ def fit_candidate(
         plan = free_plan(arrays, machine.num_devices, place, least_peak_positions(arrays))
         best = plan if fits(arrays, plan, capacities) else None
     return best
+
+
+def fit_moved(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> tuple[PlanArrays, PlanArrays | None]:
+    """Return a plan in the order of another placement, and that plan or one near it that fits.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Of the other placement.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    position = timeline.dispatch.copy()
+    kept = memory_bounded_plan(arrays, machine, place, position, capacities, overwrites)
+    if fits(arrays, kept, capacities):
+        return kept, kept
+    return kept, fit_near(arrays, machine, place, timeline, capacities, overwrites)
 
 
 def fit_near(

@@ -31,8 +31,7 @@ TINY = 16
 
 def file_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
     """Return positions in the file's topological order: what eager execution does."""
-    position = inverse_permutation(arrays.topological)
-    return position
+    return inverse_permutation(arrays.topological)
 
 
 def blended_positions(
@@ -46,8 +45,7 @@ def blended_positions(
         weight: Of the other.
     """
     order = np.lexsort((other, one * (1 - weight) + other * weight))
-    position = inverse_permutation(order)
-    return position
+    return inverse_permutation(order)
 
 
 def eager_free_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:

@@ -74,9 +74,7 @@ def stages_of(
     length = int(position.max(initial=-1)) + 1
     at = np.where(position >= 0, position, 0)
     row = np.bincount(at, weights=weight * (position >= 0), minlength=max(length, 1))
-    sent = (
-        _crossing_bytes(graph, p, position, len(row)) * 2 * byte_seconds / max(work.sum(), 1e-300)
-    )
+    sent = _crossing_bytes(graph, position, len(row)) * 2 * byte_seconds / max(work.sum(), 1e-300)
     block = _blocks(row, sent * (1 - memory), num_stages)
     stage = np.where(position >= 0, block[at], -1)
     _place_the_rest(graph, p, users, stage)
@@ -150,9 +148,7 @@ def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:
     return np.bincount(a.tensor_op, weights=owned, minlength=a.num_ops)
 
 
-def _crossing_bytes(
-    graph: Graph, p: Phases, position: ndarray, length: int
-) -> Float64[ndarray, " b"]:
+def _crossing_bytes(graph: Graph, position: ndarray, length: int) -> Float64[ndarray, " b"]:
     """Return the bytes that forward ops before each position make for those from it on.
 
     A parameter that is read on both sides counts, too.
@@ -220,11 +216,26 @@ def _candidates(row: ndarray, sent: ndarray, count: int) -> Int64[ndarray, " e"]
 
 def _place_the_rest(graph: Graph, p: Phases, users: ndarray, stage: Int64[ndarray, " n"]) -> None:
     """Fill in the stages of all ops but forward ones."""
-    order = graph.arrays.topological.tolist()
     stage[users >= 0] = stage[users[users >= 0]]
     of_parameter = _parameters_of_the_update(graph, p)
     for op, parameter in of_parameter.items():
         stage[op] = stage[parameter]
+    order = graph.arrays.topological.tolist()
+    _place_backward(order, p, stage, of_parameter)
+    _place_what_is_left(graph, p, stage)
+
+
+def _place_backward(
+    order: list[int], p: Phases, stage: Int64[ndarray, " n"], of_parameter: dict[int, int]
+) -> None:
+    """Fill in the stages of the backward pass.
+
+    Args:
+        order: Ops in topological order.
+        p: The phase of each op, and what it reads.
+        stage: Of each op.
+        of_parameter: The parameter that an op of the update belongs to.
+    """
     for op in order:
         if p.phase[op] in (BACKWARD, WEIGHT):
             saved = [stage[i] for i in p.reads[op] if p.phase[i] in (FORWARD, SOURCE)]
@@ -240,7 +251,11 @@ def _place_the_rest(graph: Graph, p: Phases, users: ndarray, stage: Int64[ndarra
             owners = {of_parameter[i] for i in p.readers[op] if i in of_parameter}
             if len(owners) == 1 and all(p.phase[i] == WEIGHT for i in p.reads[op]):
                 stage[op] = stage[owners.pop()]
-    a = graph.arrays
+
+
+def _place_what_is_left(graph: Graph, p: Phases, stage: Int64[ndarray, " n"]) -> None:
+    """Put ops without a stage beside the largest value that they read, or their first reader."""
+    a, order = graph.arrays, graph.arrays.topological.tolist()
     size = np.bincount(a.tensor_op, weights=a.tensor_bytes, minlength=a.num_ops)
     for op in order:
         if stage[op] < 0 and p.phase[op] != SOURCE:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError, shown
 from pardnn.graph.ir import Graph
-from pardnn.plan.constraints import PLACING, Constraint, Named, constraint_to_dict, named
+from pardnn.plan.constraints import PLACING, Constraint, constraint_to_dict
 from pardnn.plan.demands.layout_demands import how, layout_demands
+from pardnn.plan.demands.named import Named, named
 from pardnn.plan.mesh import layout_of, make_mesh
 from pardnn.plan.plan import Plan, graph_in_pieces
 
@@ -45,8 +46,8 @@ def broken_constraints(
 ) -> Iterator[tuple[Constraint, str]]:
     """Yield each constraint that a plan breaks, and why; see `constraint_problems`."""
     of_ops = [each for each in constraints if each.kind in PLACING]
-    if plan.partition is not None:
-        yield from ((each, "places whole ops, but the plan cuts them") for each in of_ops)
+    if plan.partition is not None and plan.partition.submeshes == 1:
+        yield from ((each, "is broken: the plan cuts every op over all devices") for each in of_ops)
     elif of_ops:
         yield from _misplaced(of_ops, graph, planned, plan, cluster)
     yield from _laid_otherwise([each for each in constraints if each.kind == "layout"], graph, plan)
@@ -64,7 +65,8 @@ def _misplaced(
     cluster: Cluster | None,
 ) -> Iterator[tuple[Constraint, str]]:
     try:
-        found = named(constraints, graph, planned, cluster, plan.num_devices)
+        width = 1 if plan.partition is None else plan.partition.mesh.size
+        found = named(constraints, graph, planned, cluster, plan.num_devices, width)
     except PardnnError as error:
         yield _unknown(constraints, error)
         return
@@ -123,8 +125,9 @@ def breaking(each: Named, place: Sequence[int]) -> tuple[int, ...] | None:
     if kind == "forbid":
         return next(((i,) for i in everywhere if place[i] in each.devices), None)
     if kind == "together":
-        first = everywhere[0]
-        return next(((first, i) for i in everywhere if place[i] != place[first]), None)
+        first, width = everywhere[0], each.width
+        there = place[first] // width
+        return next(((first, i) for i in everywhere if place[i] // width != there), None)
     owner: dict[int, tuple[int, int]] = {}
     for number, row in enumerate(each.members):
         for i in row:

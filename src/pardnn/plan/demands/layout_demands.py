@@ -8,7 +8,8 @@ from typing import NamedTuple
 from pardnn.errors import shown
 from pardnn.graph.ir import Graph, Tensor
 from pardnn.graph.layers import origin
-from pardnn.plan.constraints import WHOLE, Constraint, Names, unusable
+from pardnn.plan.constraints import WHOLE, Constraint, unusable
+from pardnn.plan.demands.named import Names
 from pardnn.plan.mesh import FREE, Layout, Mesh
 
 

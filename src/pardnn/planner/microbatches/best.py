@@ -14,7 +14,7 @@ from pardnn.time_limit import check_time
 #: Numbers of pieces without a better plan after which `auto` tries no more.
 PATIENCE = 2
 #: Ops of the graph, times pieces, up to which `auto` tries so many pieces.
-MANY_OPS = 60_000
+MOST_OPS_IN_PIECES = 60_000
 
 
 class TooManyPiecesError(InfeasibleError):
@@ -95,7 +95,7 @@ class Best:
 
     def is_done(self, number: int) -> bool:
         """Whether to stop adding pieces: more cost more launches, and planning time."""
-        is_many = 2 * number * len(self.problem.graph.ops) > MANY_OPS
+        is_many = 2 * number * len(self.problem.graph.ops) > MOST_OPS_IN_PIECES
         return self.had_too_many or self.worse >= PATIENCE or is_many
 
     def best(self) -> Outcome:

@@ -18,7 +18,7 @@ from pardnn.planner.microbatches.best import Best
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded.decide import AUTO_LOCAL_OPS
+from pardnn.planner.sharded.decide import AUTO_LOCAL_OPS, MORE_LOCAL_OPS
 from pardnn.planner.sharded.memory import PEAK
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.microbatch.analysis import analyse_batch
@@ -34,9 +34,6 @@ SHARING = ("data-parallel", "zero-1", "zero-2", "zero-3")
 MOST_DOUBLINGS = 7
 #: Cuts in pieces that `auto` tries, from whole parameters on every device to what holds least.
 HOLDING_LESS = ("zero-1", "zero-2", "zero-3", "tofu")
-#: Local ops of a cut graph up to which `auto` tries them although there is a plan: some 4,000 take
-#: a second.
-MANY_LOCAL_OPS = 30_000
 #: Seconds that no plan takes: what cannot fit is then given up before it is partitioned.
 LONGEST_S = 1e9
 
@@ -101,7 +98,7 @@ def better_cut_pieces(problem: Problem, best: Outcome | None, decide: Decide) ->
 
     for number in counts() if wanted == "auto" else (wanted or 1,):
         local_ops = len(problem.graph.ops) * k * number
-        most = AUTO_LOCAL_OPS if found.found is None else MANY_LOCAL_OPS
+        most = AUTO_LOCAL_OPS if found.found is None else MORE_LOCAL_OPS
         if not names or local_ops > most or seconds_left() <= 0:
             break
         names = [name for name in names if has_no_room(number, name)]

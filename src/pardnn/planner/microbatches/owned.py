@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pardnn.errors import UsageError
 from pardnn.place.polish.polish import polish
-from pardnn.planner.microbatches.best import MANY_OPS, Best
+from pardnn.planner.microbatches.best import MOST_OPS_IN_PIECES, Best
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
@@ -35,7 +35,7 @@ def best_owned(problem: Problem, in_pieces: Callable[[int], Outcome]) -> tuple[B
     count = 1
     for each in ROUNDS:
         number = each * problem.cluster.num_devices
-        if number * len(problem.graph.ops) > MANY_OPS or number < 2:
+        if number * len(problem.graph.ops) > MOST_OPS_IN_PIECES or number < 2:
             break
         try:
             is_better = best.try_(lambda number=number: in_pieces(number))

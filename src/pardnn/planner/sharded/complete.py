@@ -113,7 +113,7 @@ def plan_of_sharding(
     """
     started = time.perf_counter()
     legal = legalize(problem.graph, sharding)
-    _check_fixed(problem, legal)
+    check_fixed(problem, legal)
     held, estimated_s = held_bytes(problem.graph, legal), None
     if unless_above is not None:
         check_held(problem, held)
@@ -236,8 +236,12 @@ def _check_seconds(problem: Problem, local: Graph, plan: PlanArrays, unless_abov
         raise InfeasibleError(why, details={"estimated_s": plain})
 
 
-def _check_fixed(problem: Problem, sharding: Sharding) -> None:
-    """Raise if a tensor would be laid out differently from where it is, or from a constraint."""
+def check_fixed(problem: Problem, sharding: Sharding) -> None:
+    """Raise if a tensor would be laid out otherwise than it lies, or than is demanded.
+
+    Raises:
+        InfeasibleError: E301.
+    """
     fixed, stays = problem.fixed, problem.state is not None
     lies, first = "must be laid out", ""
     if stays:

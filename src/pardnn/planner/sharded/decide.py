@@ -30,6 +30,9 @@ from pardnn.shard.sharding import Sharding
 
 #: Ops of the graph x devices up to which `auto` considers cuts.
 AUTO_LOCAL_OPS = 200_000
+#: Likewise, times pieces: up to which `auto`, with a plan in hand, tries cuts in pieces and inside
+#: of submeshes. Some 4,000 take a second.
+MORE_LOCAL_OPS = 30_000
 
 #: Bytes of traffic per device that a byte of memory is worth, tried one after the other where
 #: nothing fits.

@@ -33,8 +33,8 @@ from pardnn.shard.search.communication_bytes import (
     slots_of,
 )
 from pardnn.shard.search.objective_seconds import (
+    exchange_seconds,
     local_op,
-    message_seconds,
     traffic_of_fetch,
     traffic_of_result,
 )
@@ -123,7 +123,7 @@ def _moved(
 
     def seconds(name: str, sent: np.ndarray) -> float:
         sent = (sent * element_bytes(tensors[name]))[None]
-        taken = message_seconds(sent, links.latency.T, links.bandwidth.T, is_serial=is_serial)
+        taken = exchange_seconds(sent, links.latency.T, links.bandwidth.T, is_serial=is_serial)
         return float(taken[0])
 
     def fetching(name: str, regions: np.ndarray) -> float:

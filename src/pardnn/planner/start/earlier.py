@@ -18,6 +18,7 @@ from pardnn.errors import PardnnError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import plan_problems
 from pardnn.plan.mesh import Layout, layout_of
+from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays
 from pardnn.plan.state_layout import STATE_KINDS
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
@@ -73,21 +74,27 @@ def devices_now(plan: Plan, cluster: Cluster) -> list[int]:
 def layouts_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> FixedLayouts | None:
     """Return how an earlier cut lays out the state of a graph.
 
-    None if it is not a cut over all devices of this cluster, or has none of this state. A tensor
-    whose shape has changed is free.
+    None if it is not a cut over all devices of this cluster, or has none of this state.
     """
     if plan is None or plan.partition is None or plan.partition.submeshes > 1:
         return None
-    mesh, known = plan.partition.mesh, plan.partition.sharding
     if devices_now(plan, cluster) != list(range(cluster.num_devices)):
         return None
+    return fixed_state(graph, plan.partition)
+
+
+def fixed_state(graph: Graph, partition: Partition) -> FixedLayouts | None:
+    """Return how a cut lays out the state of a graph; None if it has none of it.
+
+    A tensor of another shape than before is free.
+    """
     layouts: dict[str, Layout] = {}
     for op in graph.ops:
         for tensor in op.outputs if op.kind in STATE_KINDS else ():
-            layout = layout_of(known.get(tensor.name, ()))
+            layout = layout_of(partition.sharding.get(tensor.name, ()))
             if layout and _suits(layout, tensor.shape):
                 layouts[tensor.name] = layout
-    return FixedLayouts(mesh, layouts) if layouts else None
+    return FixedLayouts(partition.mesh, layouts) if layouts else None
 
 
 def _suits(layout: Layout, shape: Iterable[int] | None) -> bool:
@@ -106,15 +113,18 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
     Raises:
         UsageError: E249, if the named algorithm cannot start from such a plan.
     """
-    if start.partition is not None and start.partition.submeshes > 1:
+    is_mixed = start.partition is not None and start.partition.submeshes > 1
+    fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))
+    fitting = (BEST, start.algorithm) if is_mixed else fitting
+    if is_mixed and (start.recompute is not None or start.offload is not None):
         raise UsageError(
-            "planning cannot start yet from a plan that cuts ops inside submeshes.\n"
-            "Leave out the start plan.",
+            "planning cannot start yet from a plan that cuts ops inside submeshes and has second "
+            "calls or state on the host.\nLeave out the start plan.",
             code="E249",
         )
-    fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))
     if options.algorithm not in fitting:
         kind = "cuts ops" if start.partition is not None else "places whole ops"
+        kind = "cuts ops inside submeshes" if is_mixed else kind
         raise UsageError(
             f"{options.algorithm} does not start from a plan that {kind}.\n"
             "Use auto, which does, or leave out the start plan.",

@@ -12,8 +12,7 @@ import numpy as np
 
 from pardnn.errors import InfeasibleError
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable
-from pardnn.place.ordering.fit import fit_near, fits
-from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.fit import fit_moved, fits
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.polish.polish import polish, work_for
 from pardnn.place.polish.restore import relabelled, restored
@@ -51,11 +50,7 @@ def itself(problem: Problem) -> PlanArrays:
     if np.array_equal(place, plan.place) and fits(a, plan, problem.capacities):
         return plan
     timeline, overwrites = run_lists(a, free, plan), first_overwrites(graph)
-    found: PlanArrays | None = memory_bounded_plan(
-        a, machine, place, timeline.dispatch.copy(), problem.capacities, overwrites
-    )
-    if not fits(a, found, problem.capacities):
-        found = fit_near(a, machine, place, timeline, problem.capacities, overwrites)
+    _, found = fit_moved(a, machine, place, timeline, problem.capacities, overwrites)
     if found is None:
         raise InfeasibleError("the earlier plan does not fit")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -11,17 +12,22 @@ from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import can_shard, decide_sharded
 from pardnn.planner.steering.constrained import at_odds, constrained, refused
+from pardnn.planner.submesh.decide import decide_mixed, demanded_parts
+from pardnn.planner.submesh.demanded import may_hold
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.problem import make_problem
 
 #: Seconds after which no further part of the constraints is planned, to tell which do not fit.
 SECONDS = 10.0
+#: The cut and the placement of the mixed plans that tell which parts fit.
+_QUICK = ("tofu", "pardnn")
 
 
 def steered(problem: Problem) -> Problem:
@@ -34,7 +40,8 @@ def steered(problem: Problem) -> Problem:
     demanded, options = hard(problem.options.constraints), problem.options
     odds = next(_at_odds(problem, demanded), ())
     if odds:
-        raise refused(odds, "cannot hold together")
+        where = " inside submeshes" if mixed_parts(options.algorithm) else ""
+        raise refused(odds, f"cannot hold together{where}")
     pieces = [each for each in demanded if each.kind == "pieces"]
     wanted = options.microbatches
     if not pieces:
@@ -61,13 +68,24 @@ def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple
     yield from (
         (one, other) for one, other in itertools.pairwise(pieces) if one.count != other.count
     )
-    if cuts and placed:  # each of two in conflict holds alone, or they would not be the fewest
-        odds = at_odds(problem, placed)
-        if odds:
-            yield odds
-        if _is_torn(problem, cuts):
-            yield tuple(irreducible(cuts, lambda part: _is_torn(problem, part)))
-        yield (cuts[0], placed[0])
+    parts = (placed, cuts, demanded) if cuts and placed else ()
+    if mixed_parts(problem.options.algorithm):
+        parts = (demanded,) if may_hold(problem, ()) else ()
+    for part in parts:
+        if _is_odd(problem, part):
+            yield irreducible(part, functools.partial(_is_odd, problem))
+
+
+def _is_odd(problem: Problem, demanded: Sequence[Constraint]) -> bool:
+    """Whether no plan can meet constraints, be it placed, cut over all devices, or mixed."""
+    is_mixed = mixed_parts(problem.options.algorithm) is not None
+    cuts, placed = cutting(demanded), placing(demanded)
+    if not (is_mixed or cuts or at_odds(problem, placed)):
+        return False
+    if not (is_mixed or placed or _is_torn(problem, cuts)):
+        return False
+    may_mix = is_mixed or problem.options.algorithm == BEST
+    return not (may_mix and may_hold(problem, demanded))
 
 
 def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
@@ -82,7 +100,8 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
     is_rewritten = options.recompute or options.offload  # parts are not planned so
     if not demanded or is_rewritten or (options.microbatches is not None and not is_asked):
         return error
-    if _is_torn(problem, demanded):
+    pair = demanded_parts(options)
+    if pair is None and _is_torn(problem, demanded):
         odds = irreducible(demanded, lambda part: _is_torn(problem, part))
         return refused(odds, "cannot hold together")
     begin = time.monotonic()
@@ -100,6 +119,7 @@ def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleErro
         return error
     if not fails(demanded):
         other = "tofu" if cutting(demanded) else "pardnn"
+        other = other if pair is None else "*".join(_QUICK)
         why = error.message.splitlines()[0].rstrip(".")
         return InfeasibleError(
             f"{options.algorithm} found no plan that meets the constraints: {why}.\n"
@@ -127,7 +147,10 @@ def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:
 def _planned_quickly(problem: Problem) -> None:
     """Raise unless one quick algorithm finds a plan that meets the constraints."""
     problem = steered(problem)
-    if cutting(problem.options.constraints):
+    pair = demanded_parts(problem.options)
+    if pair is not None:
+        decide_mixed(problem, *_QUICK, decide_best)
+    elif cutting(problem.options.constraints):
         decide_sharded(problem, "tofu")
     elif problem.options.microbatches not in (None, 1):
         decide_microbatched(

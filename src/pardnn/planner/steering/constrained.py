@@ -15,7 +15,8 @@ from pardnn.place.constraints import Setting, conflict, reduced, sides
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
-from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named, placing
+from pardnn.plan.constraints import Constraint, constraint_to_dict, placing
+from pardnn.plan.demands.named import Named, named
 from pardnn.planner.problem import Problem
 
 
@@ -29,7 +30,20 @@ def constrained(problem: Problem) -> Problem:
     constraints = placing(problem.options.constraints)
     if not constraints or problem.allowed is not None:
         return problem
-    setting, meant = _setting(problem), meant_by(problem, constraints)
+    return restricted_to(problem, meant_by(problem, constraints))
+
+
+def restricted_to(problem: Problem, meant: Sequence[Named]) -> Problem:
+    """Return a problem whose groups and devices say what constraints mean.
+
+    Args:
+        problem: Without constraints so far.
+        meant: By numbers of its ops and devices.
+
+    Raises:
+        InfeasibleError: E303, with a minimal set of conflicting constraints.
+    """
+    setting = setting_of(problem)
     found = conflict(setting, meant)
     if found:
         raise refused([each.constraint for each in found], "cannot hold together")
@@ -42,7 +56,7 @@ def constrained(problem: Problem) -> Problem:
         return free
     allowed, _ = sides(joined, meant, _work(free))
     if allowed is None:
-        raise refused(constraints, "were not met within the time limit")
+        raise refused([each.constraint for each in meant], "were not met within the time limit")
     return dataclasses.replace(free, allowed=allowed[joined.group])
 
 
@@ -52,7 +66,7 @@ def at_odds(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Constr
     Raises:
         UsageError: E245, if a name or a device does not exist.
     """
-    found = conflict(_setting(problem), meant_by(problem, constraints))
+    found = conflict(setting_of(problem), meant_by(problem, constraints))
     return tuple(each.constraint for each in found)
 
 
@@ -66,7 +80,8 @@ def meant_by(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Named
     return named(constraints, whole, problem.graph, cluster, cluster.num_devices)
 
 
-def _setting(problem: Problem) -> Setting:
+def setting_of(problem: Problem) -> Setting:
+    """Return what constraints are to hold on: a problem's ops and devices."""
     graph, machine, capacities = problem.graph, problem.machine, problem.capacities
     # What does not fit may do so with state on the host.
     room = [None if problem.options.offload else size for size in capacities]

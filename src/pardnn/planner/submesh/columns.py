@@ -54,7 +54,7 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
     Args:
         problem: The step.
         cut: The same with its batch in pieces; the same problem if it is whole.
-        sharding: Of the graph of the pieces, over the mesh of a submesh.
+        sharding: Of the graph of the pieces, over the mesh of a submesh; see `legalize`.
     """
     cluster, size = problem.cluster, sharding.mesh.size
     submeshes = cluster.num_devices // size

@@ -22,23 +22,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.plan.constraints import cutting, placing
 from pardnn.plan.pieces import Pieces
-from pardnn.planner.algorithms import BEST
+from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
+from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
-from pardnn.planner.sharded.decide import can_shard
+from pardnn.planner.sharded.decide import MORE_LOCAL_OPS, can_shard
 from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
 from pardnn.planner.submesh.submeshes import submesh_sizes
 from pardnn.time_limit import seconds_left
 
 #: Cuts that `auto` tries inside submeshes; the batch is in pieces already.
 INSIDE = ("megatron", "tofu")
-#: Local ops of a cut graph, without what moves data, up to which `auto` cuts inside submeshes.
-MANY_LOCAL_OPS = 30_000
 #: Numbers of pieces that are tried, each twice the one before.
 MOST_DOUBLINGS = 6
 
@@ -89,7 +89,7 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
                 break
             failed += found.had_no_room  # more pieces take less memory
             worse = 0 if is_better else worse + (not found.had_no_room)
-            is_many = len(problem.graph.ops) * count * size > MANY_LOCAL_OPS
+            is_many = len(problem.graph.ops) * count * size > MORE_LOCAL_OPS
             if worse >= PATIENCE or (is_many and worse + failed >= PATIENCE):
                 break
     return found.best()
@@ -111,7 +111,7 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
         counts = [submeshes, 2 * submeshes] if wanted == "auto" else [wanted or 1]
         for cut in INSIDE:
             for count in counts:
-                if count < 2 or len(problem.graph.ops) * count * size > MANY_LOCAL_OPS:
+                if count < 2 or len(problem.graph.ops) * count * size > MORE_LOCAL_OPS:
                     break
                 if seconds_left() <= 0:
                     return found.best()
@@ -125,12 +125,23 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
 
 
 def may_mix(problem: Problem) -> bool:
-    """Whether `auto` tries mixed plans: for steps in pieces, if nothing is fixed."""
+    """Whether `auto` tries mixed plans: for steps in pieces, without kept state or a start plan."""
     options = problem.options
-    is_free = problem.state is None and problem.start is None and not options.constraints
+    is_free = problem.state is None and problem.start is None
     is_plain = not (options.recompute or options.offload) and options.policy == "order"
     asks = options.algorithm == BEST and options.microbatches not in (None, 1)
     return asks and is_free and is_plain and can_shard(problem.graph)
+
+
+def demanded_parts(options: PlanOptions) -> tuple[str, str] | None:
+    """Return the cut and the placement of a mixed plan that is asked for; None if none is.
+
+    It is asked for by its name, or by constraints that cut tensors and place ops, which `auto`
+    cannot meet otherwise.
+    """
+    demanded = options.constraints
+    is_both = options.algorithm == BEST and cutting(demanded) and placing(demanded)
+    return ("tofu", "pardnn") if is_both else mixed_parts(options.algorithm)
 
 
 class Mix(NamedTuple):
@@ -150,11 +161,12 @@ _Cutter = Callable[[int], tuple[Pieces | None, Problem]]
 
 
 def _cutter(problem: Problem) -> _Cutter:
-    """Return what cuts a batch, once for each number of pieces."""
+    """Return what cuts a batch, once for each number of pieces; constraints are for columns."""
+    free = problem.with_options(constraints=()) if problem.options.constraints else problem
 
     @functools.cache
     def cut(count: int) -> tuple[Pieces | None, Problem]:
-        pieces, cut = (None, problem) if count == 1 else problem_in_pieces(problem, count, 1)
+        pieces, cut = (None, free) if count == 1 else problem_in_pieces(free, count, 1)
         return pieces, dataclasses.replace(cut, log=SearchLog())
 
     return cut

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
-from pardnn.graph.csr import GraphArrays
+from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays
@@ -33,9 +33,9 @@ from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.planner.sharded.complete import ShardedPlan, check_fixed
 from pardnn.planner.submesh.columns import Columns, columns_of
-from pardnn.planner.submesh.submeshes import part_of
+from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
@@ -57,19 +57,29 @@ def cut_of_submesh(problem: Problem, cut: Problem, algorithm: str, size: int) ->
 
     Args:
         problem: The step.
-        cut: The same with its batch in pieces; the same problem where it is whole.
+        cut: The same with its batch in pieces; the same problem if it is whole.
         algorithm: A key of `SHARDED`.
         size: Devices of a submesh.
 
+    Returns:
+        What the local ops can carry out (see `legalize`).
+
     Raises:
+        InfeasibleError: E301, if it has no cut with the layouts that are demanded.
         UsageError: E226, E228 or E229, if it has no such cut.
     """
-    inside, search = part_of(problem.cluster, range(size)), SHARDED[algorithm]
+    inside, search = inside_of_submesh(problem, cut, size), SHARDED[algorithm]
+    fixed, cluster = layouts_inside(inside), inside.cluster
     if algorithm == "tofu":
-        return search(cut.graph, inside, "seconds", costs=cut.costs)
-    sharding = search(problem.graph, inside)
-    is_whole = cut.graph is problem.graph
-    return sharding if is_whole else in_pieces(problem.graph, cut.graph, sharding)
+        sharding = search(cut.graph, cluster, "seconds", costs=cut.costs, fixed=fixed)
+    else:
+        whole = layouts_inside(inside_of_submesh(problem, problem, size))
+        sharding = search(problem.graph, whole or cluster)
+        if cut.graph is not problem.graph:
+            sharding = in_pieces(problem.graph, cut.graph, sharding)
+    legal = legalize(cut.graph, sharding)
+    check_fixed(inside, legal)
+    return legal
 
 
 def placed_on_submeshes(
@@ -85,9 +95,9 @@ def placed_on_submeshes(
 
     Args:
         problem: The step.
-        cut: The same with its batch in pieces; the same problem where it is whole.
+        cut: The same with its batch in pieces; the same problem if it is whole.
         pieces: The pieces; None where it is whole.
-        sharding: Of the graph of the pieces, over the mesh of a submesh.
+        sharding: From `cut_of_submesh`.
         name: Of what places whole ops.
         decide: Runs it on a problem.
         below: Seconds; columns are not placed that compute for as long.
@@ -95,18 +105,42 @@ def placed_on_submeshes(
     Raises:
         InfeasibleError: E301, if no plan fits, or the columns compute for too long.
     """
-    columns = columns_of(problem, cut, legalize(cut.graph, sharding))
-    column = columns.column
+    columns = columns_of(problem, cut, sharding)
+    column = on_submeshes(problem, columns.column, sharding.mesh.size)
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
     if least >= below:
         raise TooManyPiecesError(f"each device computes for {least:.4g} s")
+    return best_spread(
+        problem, columns, column, pieces, lambda within: _placed(problem, within, name, decide)
+    )
+
+
+def best_spread(
+    problem: Problem,
+    columns: Columns,
+    column: Problem,
+    pieces: Pieces | None,
+    place: Callable[[Problem], Outcome],
+) -> Outcome:
+    """Return the plan of columns that are placed, under less and less memory until all fits.
+
+    Args:
+        problem: The step.
+        columns: Its columns.
+        column: One position as a problem, with what is demanded of it.
+        pieces: Of the batch; None where it is whole.
+        place: Places the columns.
+
+    Raises:
+        InfeasibleError: E301, if no plan fits.
+    """
     step = _step_of(problem, columns)
     is_limited = any(device.memory is not None for device in column.cluster.devices)
     best: Outcome | None = None
     failure: InfeasibleError | None = None
     for room in ROOM if is_limited else ROOM[:1]:
         try:
-            placed = _placed(problem, _within(column, room), name, decide)
+            placed = place(_within(column, room))
             found = _spread(problem, columns, step, placed)
         except InfeasibleError as error:
             failure = failure or error
@@ -118,7 +152,7 @@ def placed_on_submeshes(
     if best is None:
         assert failure is not None
         raise failure
-    return _completed(columns, pieces, best)
+    return completed(columns, pieces, best)
 
 
 def _placed(problem: Problem, column: Problem, name: str, decide: Decide) -> Outcome:
@@ -201,6 +235,50 @@ def devices_of(
     return rows * made.partition.mesh.size + np.array(made.position)
 
 
+def rows_of(
+    made: PositionedOps,
+    follows: Sequence[tuple[int, int]],
+    place: Int64[ndarray, " m"],
+    count: int,
+) -> Int64[ndarray, " n"]:
+    """Return the submesh of each op of the graph that is cut; the inverse of `devices_of`.
+
+    Args:
+        made: The local ops.
+        follows: From `followers`.
+        place: The device of each local op.
+        count: Ops of the graph.
+    """
+    own = np.ones(len(made.of), dtype=bool)
+    own[[op for op, _ in follows]] = False
+    row = np.zeros(count, dtype=np.int64)
+    row[np.array(made.of)[own]] = place[own] // made.partition.mesh.size
+    return row
+
+
+def turns_of(
+    graph: Graph, made: PositionedOps, dispatch: Int64[ndarray, " m"]
+) -> Int64[ndarray, " n"]:
+    """Return the position of each op of the graph that is cut in the order of its local ops.
+
+    An op begins with the first of its local ops, but not before what it depends on: another cut may
+    read what this one does not.
+
+    Args:
+        graph: What is cut.
+        made: Its local ops.
+        dispatch: The turn of each local op.
+    """
+    a, edges = graph.arrays, op_edges(graph.arrays)
+    first = np.full(a.num_ops, len(made.of))
+    np.minimum.at(first, np.array(made.of), dispatch)
+    begins = np.searchsorted(edges[:, 0], np.arange(a.num_ops + 1))
+    for op in a.topological.tolist():
+        successors = edges[begins[op] : begins[op + 1], 1]
+        first[successors] = np.maximum(first[successors], first[op])
+    return inverse_permutation(np.lexsort((inverse_permutation(a.topological), first)))
+
+
 def positions_of(made: PositionedOps, turn: Int64[ndarray, " n"]) -> Int64[ndarray, " m"]:
     """Return the position of each local op in an order of all.
 
@@ -240,12 +318,14 @@ def _spread(problem: Problem, columns: Columns, step: _LocalStep, column: Outcom
     )
 
 
-def _completed(
-    columns: Columns,
-    pieces: Pieces | None,
-    outcome: Outcome,
-) -> Outcome:
-    """Return an outcome with its partitioned graph."""
+def completed(columns: Columns, pieces: Pieces | None, outcome: Outcome) -> Outcome:
+    """Return an outcome with its partitioned graph.
+
+    Args:
+        columns: Of the step.
+        pieces: Of the batch; None where it is whole.
+        outcome: A plan of the local ops.
+    """
     made, local = columns.made, columns.local
     plan = dataclasses.replace(
         plan_from_arrays(local, outcome.plan), partition=made.partition, pieces=pieces

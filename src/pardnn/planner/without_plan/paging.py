@@ -11,14 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pardnn.graph.csr import RESIDUAL, op_edges
+from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph, writes
-from pardnn.place.baselines.layer_round_robin import layers_of
 
 Policy = Literal["lru", "belady"]
 
@@ -37,36 +35,6 @@ class Uses(NamedTuple):
     written: list[set[int]]
     ends: list[list[int]]
     bytes: list[int]
-
-
-def layer_order(graph: Graph) -> list[int]:
-    """Return the ops in an order that stays in a layer of the model for as long as it can.
-
-    A recurrent net then uses a weight for all time steps in a row. Among layers the one whose first
-    ready op was written earliest is next. O(ops log ops).
-    """
-    a, layers = graph.arrays, layers_of(graph)
-    edges = op_edges(a)
-    waiting = np.bincount(edges[:, 1], minlength=a.num_ops).tolist()
-    successors: list[list[int]] = [[] for _ in range(a.num_ops)]
-    for before, after in edges.tolist():
-        successors[before].append(after)
-    ready: dict[str, list[int]] = {}
-    for op in (op for op in a.topological.tolist() if waiting[op] == 0):
-        ready.setdefault(layers[op], []).append(op)
-    order: list[int] = []
-    while ready:
-        layer = min(ready, key=lambda name: ready[name][0])
-        while layer in ready:
-            op = heappop(ready[layer])
-            if not ready[layer]:
-                del ready[layer]
-            order.append(op)
-            for after in successors[op]:
-                waiting[after] -= 1
-                if waiting[after] == 0:
-                    heappush(ready.setdefault(layers[after], []), after)
-    return order
 
 
 def uses_of(graph: Graph, order: Sequence[int] | None = None) -> Uses:

@@ -34,7 +34,7 @@ def report_of(found: Simulated, record: RunRecord | None = None) -> Report:
         record: What was measured of it.
     """
     why = causes(found.graph, found.machine, found.arrays, found.timeline)
-    critical = Critical(found, critical_chain(why, found.arrays))
+    critical = Critical(found, critical_chain(why))
     times = _times(found, critical)
     devices = _devices(found, why)
     links = links_of(found, critical)

@@ -221,7 +221,7 @@ class _Writer:
         local = {slot: self._input(op, cut, slot, slots[slot], piece) for slot in worker.regions}
         by_name = {slots[slot]: name for slot, name in local.items()}
         outputs = tuple(
-            self._output(op, cut, tensor, piece, by_name)
+            self._output(op, tensor, piece, by_name)
             for tensor in op.outputs
             if tensor.name != counted
         )
@@ -256,9 +256,7 @@ class _Writer:
             return name
         return self._blank(op, slot, piece, shape, tensor)
 
-    def _output(
-        self, op: Op, cut: CallCut, tensor: Tensor, piece: int, by_name: Mapping[str, str]
-    ) -> Tensor:
+    def _output(self, op: Op, tensor: Tensor, piece: int, by_name: Mapping[str, str]) -> Tensor:
         """Return what a piece makes of a result: its samples, or a partial result."""
         name, source = piece_of(tensor.name, piece), alias_of(op, tensor)
         if tensor.name not in self.cut.made:

@@ -45,7 +45,7 @@ def cut_in_runs(
     call = interned_call(number)
     if call.kind in VIEWS:
         return _cut_view(call, marks, points)
-    return _cut_rows(call, number, marks, points, written)
+    return _cut_rows(number, marks, points, written)
 
 
 def _cut_view(call: Call, marks: Mapping[str, Mark], points: Sequence[int]) -> CallCut | None:
@@ -94,7 +94,6 @@ def at_after_view(
 
 
 def _cut_rows(
-    call: Call,
     number: int,
     marks: Mapping[str, Mark],
     points: Sequence[int],

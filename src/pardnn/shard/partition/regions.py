@@ -25,12 +25,11 @@ from pardnn.shard.tdl.interval import DescriptionError, Interval, Ranges, evalua
 from pardnn.shard.tdl.language import Reducer, Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A box of an input: first and last index per dim, the last exclusive.
+class Region(NamedTuple):
+    """What a worker needs of an input.
 
     Attributes:
-        box: May be out of bounds if `fill` is a number.
+        box: In indices of the whole tensor; may be out of bounds if `fill` is a number.
         fill: Value out of bounds.
         content: Whether values are read; else any values will do.
     """

@@ -147,7 +147,7 @@ def _followed(
             return frozenset()
         return _take(call, begin, frozenset([classes.root[name]]), weights, classes, walk)
     columns = frozenset[str]().union(*(mark.columns for mark in marked.values()))
-    suiting = [s for s in found if _suits(s, slots, marked, count)]
+    suiting = [s for s in found if _suits(s, marked, count)]
     if suiting:
         chosen = suiting[0]
         is_row = any(isinstance(chosen.inputs.get(p), Cut) for p in weights)
@@ -187,9 +187,7 @@ def _column(
     return None
 
 
-def _suits(
-    strategy: Strategy, slots: Mapping[str, str], marked: Mapping[str, _Mark], count: int
-) -> bool:
+def _suits(strategy: Strategy, marked: Mapping[str, _Mark], count: int) -> bool:
     """Whether a strategy reads all that is cut as it is cut."""
     if strategy.extent % count:
         return False

@@ -173,7 +173,7 @@ def coarsened(
     if fixed is not None:
         classes.fixed.update(fixed.layouts)
         classes.axis_sizes = fixed.mesh.shape
-    _merge_written(graph, calls, classes, storage)
+    _merge_written(calls, classes, storage)
     if level >= REPEATED:
         _merge_repeated(graph, calls, classes)
     groups = _groups(calls, classes, storage)
@@ -231,9 +231,7 @@ def local_names(op_call: OpCall, storage: Storage) -> set[str]:
     return local
 
 
-def _merge_written(
-    graph: Graph, calls: Sequence[OpCall], classes: TensorClasses, storage: Storage
-) -> None:
+def _merge_written(calls: Sequence[OpCall], classes: TensorClasses, storage: Storage) -> None:
     """Merge all aliases of written storages: a write must find what it writes locally."""
     owners, written = storage
     known: dict[Any, Dims] = {}

@@ -96,7 +96,7 @@ class SecondsObjective:
         latency = self.latency[::stride, ::stride].T
         bandwidth = self.bandwidth[::stride, ::stride].T
         sent = traffic(operand, strategies, owned, axis_sizes) * operand.item / stride
-        return message_seconds(sent, latency, bandwidth, is_serial=self.is_serial)
+        return exchange_seconds(sent, latency, bandwidth, is_serial=self.is_serial)
 
     def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
         """Seconds of the slowest device's local op, for each strategy."""
@@ -202,7 +202,7 @@ def traffic(
     return total
 
 
-def message_seconds(
+def exchange_seconds(
     sent: Float64[ndarray, "*b n n"],
     latency: Float64[ndarray, "n n"],
     bandwidth: Float64[ndarray, "n n"],

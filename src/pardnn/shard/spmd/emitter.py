@@ -14,6 +14,7 @@ from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, addressed, storage_ow
 from pardnn.plan.mesh import Box, Layout, owned_boxes
 from pardnn.plan.plan import Message
 from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
+from pardnn.shard.partition.regions import Region
 from pardnn.shard.sharding import Sharding
 from pardnn.time_limit import check_time
 
@@ -32,20 +33,6 @@ class ShardedTensor(NamedTuple):
     tensor: Tensor
     names: tuple[str | None, ...]
     boxes: tuple[Box | None, ...]
-
-
-class FetchRequest(NamedTuple):
-    """What a device needs of a tensor.
-
-    Attributes:
-        box: In indices of the whole tensor; may be out of bounds if `fill` is a number.
-        fill: The value out of bounds.
-        content: Whether values are read; else any tensor of that shape will do.
-    """
-
-    box: Box
-    fill: float | None = None
-    content: bool = True
 
 
 class Anchor(NamedTuple):
@@ -93,9 +80,7 @@ class Emitter:
         self.reuse = reuse
         self.now = 0
         # What was fetched last of a tensor: when, and under which name by device.
-        self.fetched: dict[
-            tuple[str, tuple[FetchRequest | None, ...]], tuple[int, list[str | None]]
-        ] = {}
+        self.fetched: dict[tuple[str, tuple[Region | None, ...]], tuple[int, list[str | None]]] = {}
         self.graph = graph
         self.sharding = sharding
         self.mesh = sharding.mesh

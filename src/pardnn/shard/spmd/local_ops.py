@@ -103,7 +103,7 @@ def _inputs(
             if found is not None:
                 by_slot[slot] = found
     if emitter.strided and not _takes_strided(op):
-        _copy_strided(emitter, op, partitioned, local, anchor, {*writes(op)} - gathered)
+        _copy_strided(emitter, partitioned, local, anchor, {*writes(op)} - gathered)
     return local
 
 
@@ -114,7 +114,6 @@ def _takes_strided(op: Op) -> bool:
 
 def _copy_strided(
     emitter: Emitter,
-    op: Op,
     partitioned: PartitionedOp,
     local: Sequence[dict[str, str]],
     anchor: Anchor,

@@ -38,11 +38,11 @@ from pardnn.shard.boxes import (
     relative,
     whole,
 )
+from pardnn.shard.partition.regions import Region
 from pardnn.shard.spmd.collectives import collective_of
 from pardnn.shard.spmd.emitter import (
     Anchor,
     Emitter,
-    FetchRequest,
     ShardedTensor,
     box_list,
     local_tensor,
@@ -54,7 +54,7 @@ from pardnn.shard.spmd.relays import relays_of, served_by
 def reshard(
     emitter: Emitter,
     sharded: ShardedTensor,
-    requests: Sequence[FetchRequest | None],
+    requests: Sequence[Region | None],
     anchor: Anchor,
 ) -> list[str | None]:
     """Give every device the box that it requests: as it is, as a view, or fetched.
@@ -72,7 +72,7 @@ def reshard(
         InvalidPlanError: E410, if no device has all that one requests.
     """
     found: list[str | None] = []
-    remote: list[FetchRequest | None] = []
+    remote: list[Region | None] = []
     for device, request in enumerate(requests):
         own = sharded.boxes[device]
         found.append(None)
@@ -100,7 +100,7 @@ def reshard(
 def _fetched(
     emitter: Emitter,
     sharded: ShardedTensor,
-    requests: tuple[FetchRequest | None, ...],
+    requests: tuple[Region | None, ...],
     anchor: Anchor,
 ) -> list[str | None]:
     """Return what is fetched for an op, or was for one shortly before; it is freed at last use."""
@@ -229,7 +229,7 @@ def contiguous_copy(
 def fetch(
     emitter: Emitter,
     sharded: ShardedTensor,
-    requests: Sequence[FetchRequest | None],
+    requests: Sequence[Region | None],
     anchor: Anchor,
     ops: Sequence[str],
     outs: Sequence[str],
@@ -279,7 +279,7 @@ def fetch(
 def _sources(
     emitter: Emitter,
     sharded: ShardedTensor,
-    requests: Sequence[FetchRequest | None],
+    requests: Sequence[Region | None],
     anchor: Anchor,
 ) -> dict[int, Sequence[Slice]]:
     """Return the slices that make up the region of each device that requests one."""
@@ -313,7 +313,7 @@ class _Assembly(NamedTuple):
         posts: Op before which each slice is received that the fetch does not wait for.
     """
 
-    request: FetchRequest
+    request: Region
     buffer: tuple[str, str]
     following: Sequence[tuple[str, str]]
     copied: Sequence[Slice]
@@ -326,7 +326,7 @@ def _assembly(
     emitter: Emitter,
     sharded: ShardedTensor,
     device: int,
-    request: FetchRequest | None,
+    request: Region | None,
     needed: Sequence[Slice],
     ops: Sequence[str],
     outs: Sequence[str],

@@ -13,7 +13,8 @@ from pardnn.plan.partitioned_graph import DRAW, UPDATE
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import whole
 from pardnn.shard.partition.call import call_of
-from pardnn.shard.spmd.emitter import Anchor, Emitter, FetchRequest, box_list, local_tensor
+from pardnn.shard.partition.regions import Region
+from pardnn.shard.spmd.emitter import Anchor, Emitter, box_list, local_tensor
 from pardnn.shard.spmd.multi_fetch import reshard
 from pardnn.shard.spmd.templates import localised, returned_names
 from pardnn.shard.tdl.registry import canonical_name
@@ -65,15 +66,13 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
     provided: dict[str, list[str | None]] = {}
     listed = _tensor_names([*call.args[shape_only is not None :], *call.kwargs.values()])
     for name in listed:
-        requests = [FetchRequest(whole(emitter.tensors[name].shape or ()))] * len(emitter.devices)
+        requests = [Region(whole(emitter.tensors[name].shape or ()))] * len(emitter.devices)
         provided[name] = reshard(emitter, emitter.own(name), requests, anchor)
     scaled: list[str | None] = []
     if is_scaling:
         assert shape_only is not None
         boxes = emitter.boxes[op.outputs[0].name]
-        scaled = reshard(
-            emitter, emitter.own(shape_only), [FetchRequest(box) for box in boxes], anchor
-        )
+        scaled = reshard(emitter, emitter.own(shape_only), [Region(box) for box in boxes], anchor)
     for device in emitter.devices:
         local = {name: str(found[device]) for name, found in provided.items()}
         args = [localised(value, local) for value in call.args[shape_only is not None :]]
@@ -82,9 +81,7 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
         kwargs = {key: localised(value, local) for key, value in call.kwargs.items()}
         inputs = list(local.values())
         is_final = not is_scaling and not writes(op)
-        drawn = _emit_draw(
-            emitter, op, device, [op.kind, args, kwargs], inputs, anchor, is_final=is_final
-        )
+        drawn = _emit_draw(emitter, op, device, [op.kind, args, kwargs], inputs, is_final=is_final)
         if is_scaling:
             _scale(emitter, op, device, str(scaled[device]), drawn, anchor)
         elif writes(op):
@@ -121,7 +118,6 @@ def _emit_draw(
     device: int,
     call: list[Any],
     inputs: list[str],
-    anchor: Anchor,
     *,
     is_final: bool,
 ) -> str:

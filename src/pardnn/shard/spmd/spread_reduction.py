@@ -25,11 +25,11 @@ from pardnn.plan.mesh import Box, cut_points
 from pardnn.plan.partitioned_graph import FETCH, REDUCE
 from pardnn.shard.boxes import Slice, bytes_of, clipped, cover, inside, lengths, nearest, relative
 from pardnn.shard.partition.per_device import LocalResult
+from pardnn.shard.partition.regions import Region
 from pardnn.shard.spmd.collectives import collective_of
 from pardnn.shard.spmd.emitter import (
     Anchor,
     Emitter,
-    FetchRequest,
     ShardedTensor,
     box_list,
     local_tensor,
@@ -75,21 +75,21 @@ def reduce_or_reshard(
         reduce_scatter(emitter, computed, results, axes, anchor.op, base, divisor)
         return
     own = emitter.own(tensor.name)
-    requests: list[FetchRequest | None] = []
+    requests: list[Region | None] = []
     for device, (name, box) in enumerate(zip(own.names, own.boxes, strict=True)):
         assert box is not None
         is_done = computed.names[device] == name
         if not is_done and is_view and inside(box, results[device].box):
             view(emitter, computed, device, box, anchor, name)
             is_done = True
-        requests.append(None if is_done else FetchRequest(box))
+        requests.append(None if is_done else Region(box))
     _fetch_all(emitter, computed, requests, anchor)
 
 
 def _fetch_all(
     emitter: Emitter,
     computed: ShardedTensor,
-    requests: Sequence[FetchRequest | None],
+    requests: Sequence[Region | None],
     anchor: Anchor,
 ) -> None:
     """Fetch blocks under their final names."""
@@ -154,7 +154,7 @@ def reduce_scatter(
     if divisor is not None:
         _divide(job, ops, divisor)
     if is_split:
-        requests = [FetchRequest(box) for box in own.boxes if box is not None]
+        requests = [Region(box) for box in own.boxes if box is not None]
         _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, job.anchor)
 
 

@@ -27,7 +27,7 @@ from pardnn.shard.partition.per_device import (
 )
 from pardnn.shard.partition.strategy import can_combine
 from pardnn.shard.partition.worker_ops import Region
-from pardnn.shard.spmd.emitter import Emitter, FetchRequest
+from pardnn.shard.spmd.emitter import Emitter
 
 
 class ArgumentTemplate(NamedTuple):
@@ -46,7 +46,6 @@ class Template(NamedTuple):
     """The local ops of equal calls. Slots name the tensors of the local calls.
 
     Attributes:
-        local_ops: One per device; tensors named by slot.
         slots: Slot, and number of the tensor among those of the call.
         requests: By slot and device, what it needs, None for nothing.
         boxes: By slot and device, the box of that.
@@ -57,9 +56,8 @@ class Template(NamedTuple):
         arguments: By device, positional and by name.
     """
 
-    local_ops: tuple[LocalOp, ...]
     slots: tuple[tuple[str, int], ...]
-    requests: Mapping[str, tuple[FetchRequest | None, ...]]
+    requests: Mapping[str, tuple[Region | None, ...]]
     boxes: Mapping[str, tuple[Box | None, ...]]
     results: tuple[tuple[LocalResult | None, ...], ...]
     made: tuple[tuple[Box | None, ...], ...]
@@ -179,12 +177,8 @@ def _template(
     regions = {slot: [op.regions.get(slot) for op in found] for slot in names}
     results = tuple(tuple(op.results[n] for op in found) for n in range(len(returned)))
     return Template(
-        local_ops=found,
         slots=tuple((slot, numbers[name]) for slot, name in names.items()),
-        requests={
-            slot: tuple(r and FetchRequest(r.box, r.fill, r.content) for r in row)
-            for slot, row in regions.items()
-        },
+        requests={slot: tuple(row) for slot, row in regions.items()},
         boxes={slot: tuple(r and r.box for r in row) for slot, row in regions.items()},
         results=results,
         made=tuple(tuple(None if s is None else s.box for s in row) for row in results),

@@ -220,7 +220,7 @@ def test_a_script_reads_its_parts_and_the_whole() -> None:
         shapes = [list(p.shape) for p in before]
         state = [list(args[1].state[p]["exp_avg"].shape) for p in before]
         whole = {name: fast.whole(name).tolist() for name in fast.names}
-        with pytest.raises(UsageError, match="Did you mean model.0.weight"):
+        with pytest.raises(UsageError, match=r"Did you mean 'model\.0\.weight'"):
             fast.whole("0.weight")
         fast.close()
         return [found, all(same), whole_shapes, shapes, state, whole]

@@ -16,7 +16,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime import notices
 from pardnn.backends.torch.runtime.notices import MANY_IN_A_ROW, Notices, told
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UnsupportedError
 from pardnn.graph.ir import Graph

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.user_step.parameter_guards import held_node
+from pardnn.backends.torch.user_step.guards.parameter import held_node
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager
 from tests.long_cases import long_but

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pardnn.backends.torch.user_step.content_guards import shared_values
-from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.guards.content import shared_values
+from pardnn.backends.torch.user_step.guards.guards import Guards
 
 PREFIX = "PARDNN"
 REPLACED = F.relu, torch.special.expit

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pardnn.backends.torch.user_step import item_guards
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
-from pardnn.backends.torch.user_step.item_guards import ItemGuard, Snapshot
+from pardnn.backends.torch.user_step.guards import item
+from pardnn.backends.torch.user_step.guards.item import ItemGuard, Snapshot
 
 has_tags = pytest.mark.skipif(not HAS_TAGS, reason="this Python has no version tags")
 
@@ -83,7 +83,7 @@ def test_none_at_all() -> None:
 def test_a_change_between_guard_and_first_look_is_seen(
     has: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(item_guards, "HAS_TAGS", has and HAS_TAGS)
+    monkeypatch.setattr(item, "HAS_TAGS", has and HAS_TAGS)
     holder = {"a": 1}
     guard = ItemGuard("it", holder, ["a"], lambda _key: True)
     holder["a"] = 2

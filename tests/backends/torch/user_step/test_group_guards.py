@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.guards.guards import Guards
 from tests.backends.torch.stepping import Entry, assert_leaves_as_eager
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.runtime.notices import changed_values
-from pardnn.backends.torch.user_step.guards import Guards
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.sources import batch_indices
 from tests.backends.torch.user_step import settings as watched  # under a name of no step's
 

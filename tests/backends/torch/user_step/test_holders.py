@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.guards.guards import Guards
 from pardnn.backends.torch.user_step.sources import batch_indices
 
 X = torch.ones(2)

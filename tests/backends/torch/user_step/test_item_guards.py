@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pardnn.backends.torch.user_step import item_guards
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
-from pardnn.backends.torch.user_step.item_guards import AttributeGuards, ItemGuard, Snapshot
+from pardnn.backends.torch.user_step.guards import item
+from pardnn.backends.torch.user_step.guards.item import AttributeGuards, ItemGuard, Snapshot
 
 
 def _any(_key: Any) -> bool:
@@ -49,7 +49,7 @@ CHANGES: dict[str, Callable[[list[Any]], Any]] = {
 @pytest.fixture(params=[True, False], ids=["by tags", "compared"])
 def _tags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With version tags of dictionaries, where Python has them, and without."""
-    monkeypatch.setattr(item_guards, "HAS_TAGS", request.param and HAS_TAGS)
+    monkeypatch.setattr(item, "HAS_TAGS", request.param and HAS_TAGS)
 
 
 @pytest.mark.usefixtures("_tags")

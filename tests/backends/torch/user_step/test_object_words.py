@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.backends.torch.user_step import guards as guards_module
-from pardnn.backends.torch.user_step import item_guards
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
-from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.guards import item, walk
+from pardnn.backends.torch.user_step.guards.guards import Guards
 
 
 class _Scale:
@@ -55,9 +54,9 @@ class _Case:
 
 @pytest.fixture(params=[True, False], ids=["by words", "compared"])
 def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(item_guards, "HAS_TAGS", request.param and HAS_TAGS)
+    monkeypatch.setattr(item, "HAS_TAGS", request.param and HAS_TAGS)
     if not request.param:
-        monkeypatch.setattr(guards_module, "attribute_address", lambda _value, _key: None)
+        monkeypatch.setattr(walk, "attribute_address", lambda _value, _key: None)
     return request.param and HAS_TAGS
 
 

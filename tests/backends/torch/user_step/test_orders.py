@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.user_step.guards import Guards
-from pardnn.backends.torch.user_step.parameter_guards import tensors_of_groups
+from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.guards.parameter import tensors_of_groups
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import Entry, assert_leaves_as_eager, parallelize
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.guards.guards import Guards
 from tests.backends.torch.stepping import assert_leaves_as_eager, telling, weighed
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pardnn.backends.torch.user_step import tensor_words
-from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards
+from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
 from pardnn.backends.torch.user_step.tensor_words import PLACES, TensorWords
 from tests.strategies import examples
 

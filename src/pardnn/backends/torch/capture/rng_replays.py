@@ -23,8 +23,6 @@ from pardnn.backends.torch.capture.refusals.random_states import left_reseeded
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.rng.generator import DATA_DEPENDENT, default_generator, read_state
 
-_CPU = torch.device("cpu")
-
 
 class RngReplays:
     """The random calls of one trace, and the states of the generators between them.

@@ -23,8 +23,8 @@ from pardnn.backends.torch.capture.step_trace import (
 )
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.guards.parameter import held_node
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.parameter_guards import held_node
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import PardnnError, UnsupportedError, UsageError
 

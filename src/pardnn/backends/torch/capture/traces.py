@@ -33,7 +33,7 @@ from pardnn.backends.torch.capture.step_trace import StepTrace, symbols_inserted
 from pardnn.backends.torch.capture.trace_checks import check_constants
 from pardnn.backends.torch.capture.traced_run import run_noted
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.content_guards import clear_caches
+from pardnn.backends.torch.user_step.guards.content import clear_caches
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,

@@ -154,26 +154,11 @@ def _none_left(directory: Path, job: Job) -> Iterator[None]:
     and as long again as ranks have to end.
     """
     done, num_ranks = threading.Event(), len(job.limits)
-    since: dict[int, float] = {}
 
     def watch() -> None:
-        while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
-            for rank in range(num_ranks):
-                if _state(read_pid(directory, rank)) != "T":
-                    since.pop(rank, None)
-                elif _waited(since, rank) > job.timeout_s + SHUTDOWN_S:
-                    _blame_stopped(directory, rank, _waited(since, rank))
-            if done.wait(_WATCH_S):
-                return
-        killed_at = time.monotonic() + SHUTDOWN_S
-        while time.monotonic() < killed_at:
-            for rank in range(num_ranks):
-                if _state(read_pid(directory, rank)) == "T":  # it cannot heed SIGTERM
-                    _kill_child(read_pid(directory, rank))
-            if done.wait(_WATCH_S):
-                return
-        for rank in range(num_ranks):
-            _kill_child(read_pid(directory, rank))
+        most_s = job.timeout_s + SHUTDOWN_S
+        if _is_error_seen(directory, num_ranks, most_s, done):
+            _kill_the_rest(directory, num_ranks, done)
 
     watcher = threading.Thread(target=watch, name="pardnn-watch", daemon=True)
     watcher.start()
@@ -182,6 +167,40 @@ def _none_left(directory: Path, job: Job) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
+
+
+def _is_error_seen(directory: Path, num_ranks: int, most_s: float, done: threading.Event) -> bool:
+    """Wait until a rank has written an error, or all is done; tell which.
+
+    Args:
+        directory: Of the run.
+        num_ranks: Of the run.
+        most_s: After so long a rank that is stopped gets an error.
+        done: Is set at the end of the run.
+    """
+    since: dict[int, float] = {}
+    while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
+        for rank in range(num_ranks):
+            if _state(read_pid(directory, rank)) != "T":
+                since.pop(rank, None)
+            elif _waited(since, rank) > most_s:
+                _blame_stopped(directory, rank, _waited(since, rank))
+        if done.wait(_WATCH_S):
+            return False
+    return True
+
+
+def _kill_the_rest(directory: Path, num_ranks: int, done: threading.Event) -> None:
+    """Kill what still runs in a while, and at once what is stopped: it cannot heed SIGTERM."""
+    killed_at = time.monotonic() + SHUTDOWN_S
+    while time.monotonic() < killed_at:
+        for rank in range(num_ranks):
+            if _state(read_pid(directory, rank)) == "T":
+                _kill_child(read_pid(directory, rank))
+        if done.wait(_WATCH_S):
+            return
+    for rank in range(num_ranks):
+        _kill_child(read_pid(directory, rank))
 
 
 def _waited(since: dict[int, float], rank: int) -> float:

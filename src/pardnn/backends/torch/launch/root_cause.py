@@ -30,8 +30,6 @@ _TRACED_CODES = frozenset({"E101", "E110", "E601"})
 _MISSED_CODES = frozenset({"E605", "E702"})
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in ')
 
-Results = Sequence[dict[str, Any] | None]
-
 
 def root_cause(
     directory: Path, job: Job, failures: Mapping[int, ProcessFailure], records: Path | None

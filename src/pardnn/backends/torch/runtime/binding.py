@@ -27,8 +27,8 @@ from pardnn.backends.torch.runtime.input_checks import (
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
 from pardnn.backends.torch.user_step.absent import mark_absent
-from pardnn.backends.torch.user_step.guards import Guards
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import (
     ObjectGraph,
     argument_names,

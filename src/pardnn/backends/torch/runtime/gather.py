@@ -13,7 +13,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.errors import RankError, UsageError, shown
+from pardnn.errors import RankError, UsageError, did_you_mean, shown
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.state_layout import STATE_KINDS, Shard
 
@@ -34,10 +34,9 @@ def source_of(program: Program, name: str) -> Op:
         UsageError: E215, if there is no such name.
     """
     if name not in program.state:
-        near = [each for each in resident_names(program) if each.endswith(name)][:3]
+        near = did_you_mean(name, resident_names(program)) or "\n`names` lists those it has."
         raise UsageError(
-            f"the step has no parameter, buffer or state {shown(name)}.\n"
-            + (f"Did you mean {', '.join(near)}?" if near else "`names` lists those it has."),
+            f"the step has no parameter, buffer or state {shown(name)}.{near}",
             code="E215",
         )
     return next(op for op in program.sources.values() if op.name == name)

@@ -12,7 +12,7 @@ import torch
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
-from pardnn.backends.torch.user_step.item_guards import ABSENT, Change
+from pardnn.backends.torch.user_step.guards.item import ABSENT, Change
 from pardnn.backends.torch.user_step.slots import Entry, Slot
 from pardnn.graph.ir import Op
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
     put_in_order,
 )
 from pardnn.backends.torch.runtime.results import held_names
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     objects_by_name,
@@ -29,7 +30,6 @@ from pardnn.backends.torch.user_step.held_numbers import (
     slots_of,
     slots_of_numbers,
 )
-from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
 from pardnn.backends.torch.user_step.slots import Slot
@@ -188,24 +188,9 @@ class HostNumbers:
         Returns:
             The conditions that do not come out as at capture.
         """
-        for name, slot, holder in self._containers.values():
-            if slot.get() is not holder:
-                return [Change(f"what holds {name}", holder, slot.get())]
-        for name, slot in self._filled.items():
-            if type(slot.get()) is not type(self.filled[name]):
-                return [Change(name, self.filled[name], slot.get())]
-        for name, slot in self._empty.items():
-            if slot.get() is not None:
-                return [Change(name, None, slot.get())]
-        for name, slot, kind in self._unread:
-            if type(slot.get()) is not kind:
-                return [Change(f"the type of {name}", kind, type(slot.get()))]
-        for name, slot in self._absent:
-            if holds(slot):
-                return [Change(name, None, slot.get())]
-        for name, now in self.sinks().items():
-            if now is not None and not may_be_told(now):
-                return [Change(name, "a file or writer", now)]
+        other = next(self._others_held(), None)
+        if other is not None:
+            return [other]
         program = self.program
         if not program.rows and not program.conditions and not program.writes:
             return []
@@ -216,6 +201,27 @@ class HostNumbers:
             Change(_text(program.text(Reference(each.row)), each.source), each.expected, value)
             for each, value in program.broken(values)
         ]
+
+    def _others_held(self) -> Iterator[Change]:
+        """Yield what the user's objects hold of another kind than at capture."""
+        for name, slot, holder in self._containers.values():
+            if slot.get() is not holder:
+                yield Change(f"what holds {name}", holder, slot.get())
+        for name, slot in self._filled.items():
+            if type(slot.get()) is not type(self.filled[name]):
+                yield Change(name, self.filled[name], slot.get())
+        for name, slot in self._empty.items():
+            if slot.get() is not None:
+                yield Change(name, None, slot.get())
+        for name, slot, kind in self._unread:
+            if type(slot.get()) is not kind:
+                yield Change(f"the type of {name}", kind, type(slot.get()))
+        for name, slot in self._absent:
+            if holds(slot):
+                yield Change(name, None, slot.get())
+        for name, now in self.sinks().items():
+            if now is not None and not may_be_told(now):
+                yield Change(name, "a file or writer", now)
 
     def write(
         self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()

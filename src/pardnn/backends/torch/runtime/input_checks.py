@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Graph, Op

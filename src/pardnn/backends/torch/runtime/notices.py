@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, shown, without_addresses
 
 _LOGGER = logging.getLogger("pardnn")

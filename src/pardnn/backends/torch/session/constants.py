@@ -15,7 +15,7 @@ import torch
 
 from pardnn.backends.torch.capture.refusals.unsupported import at
 from pardnn.backends.torch.capture.trace_ir import Value
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError
 
 #: Of all constants of a graph, whose bytes are compared at each call, 1 us a KiB. Of the others

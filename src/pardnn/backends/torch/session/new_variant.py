@@ -40,8 +40,8 @@ from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
+from pardnn.backends.torch.user_step.guards.item import VALUES, Change
 from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
-from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
     batch_indices,
@@ -222,11 +222,11 @@ class Maker:
     def _shared(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         world = self._world
         if world.store is None:
-            return self._captured(number, args, changes)
+            return self._captured(args, changes)
         shared, header = None, None
         if world.rank == 0:
             try:
-                shared = self._captured(number, args, changes)
+                shared = self._captured(args, changes)
                 header = {"uncarried": list(shared.uncarried), "made": list(shared.made)}
             except PardnnError as error:
                 if not number:
@@ -262,7 +262,7 @@ class Maker:
             () if shared is None else shared.constants,
         )
 
-    def _captured(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
+    def _captured(self, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         begin = time.perf_counter()
         whole_of = self._state.whole_of
         must_train = self._trains and self._is_first

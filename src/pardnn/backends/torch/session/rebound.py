@@ -27,7 +27,7 @@ from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.session.live_state import LiveState
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op

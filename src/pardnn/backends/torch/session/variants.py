@@ -33,7 +33,7 @@ from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
 #: Variants kept, those used last; each takes some kilobytes an op on the host.

@@ -73,7 +73,7 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
 PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
 _PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
-_SEQUENCES = (list, deque)
+_CONTAINERS = dict | list | deque
 _WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType)
 #: Attributes that hold what a module registers.
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -269,21 +269,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     value = entry.value
     if getattr(type(value), "is_pardnn_recorder", False):
         return  # it stands for a container, while a step is traced
-    if isinstance(value, dict):
-        objects.contents.append((entry.name, value, dict(value)))
-        for key, item in list(value.items()):
-            if _is_skipped(item, entry.numeric):
-                continue
-            # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-            # it would be all its numbers, which fails under some modes, too.
-            keyed = isinstance(key, torch.Tensor)
-            child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
-            yield child._replace(slot=Slot(value, key)) if keyed else child
-    elif isinstance(value, _SEQUENCES):
-        objects.contents.append((entry.name, value, list(value)))
-        for i, item in enumerate(value):
-            if not _is_skipped(item, entry.numeric):
-                yield entry.child(i, item, value)
+    if isinstance(value, _CONTAINERS):
+        yield from _items(objects, entry)
     elif isinstance(value, torch.nn.Module):
         yield from _module_children(objects, entry)
     elif isinstance(value, functools.partial):
@@ -306,6 +293,20 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         yield from _object_children(objects, entry)
     elif isinstance(value, _UNSEEN) and not isinstance(value, io.IOBase):
         objects.unseen.append(entry)
+
+
+def _items(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
+    value = entry.value
+    is_dict = isinstance(value, dict)
+    objects.contents.append((entry.name, value, dict(value) if is_dict else list(value)))
+    for key, item in list(value.items()) if is_dict else enumerate(value):
+        if _is_skipped(item, entry.numeric):
+            continue
+        # Optimizer state is keyed by parameter, whose name is only known at the end. As text
+        # it would be all its numbers, which fails under some modes, too.
+        keyed = isinstance(key, torch.Tensor)
+        child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
+        yield child._replace(slot=Slot(value, key)) if keyed else child
 
 
 def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:

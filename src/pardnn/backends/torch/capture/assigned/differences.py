@@ -33,7 +33,7 @@ from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_f
 from pardnn.backends.torch.capture.trace_ir import Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.item_guards import VALUES
+from pardnn.backends.torch.user_step.guards.item import VALUES
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.places import Reference
 

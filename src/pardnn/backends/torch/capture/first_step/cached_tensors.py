@@ -37,7 +37,7 @@ from pardnn.backends.torch.capture.refusals.first_step import (
 )
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import codes_of, place_in
-from pardnn.backends.torch.user_step.content_guards import Clearings
+from pardnn.backends.torch.user_step.guards.content import Clearings
 
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 Made = dict[Any, dict[Any, str]]

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
-from pardnn.backends.torch.user_step.content_guards import (
+from pardnn.backends.torch.user_step.guards.content import (
     content_of,
     generator_state,
     has_content,

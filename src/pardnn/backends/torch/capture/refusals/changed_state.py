@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pardnn.backends.torch.capture.numbers.texts import marks_in
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at, text_of_a_number
 from pardnn.errors import UnsupportedError, printable, shown
-
-#: In the text that stands for a number's: `numbers.texts`.
-_MARK = "\ue000"
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -192,7 +190,7 @@ def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
         raised: The user's exception, of a trace after the first.
         where: "file.py:line" of the user's code that raised; None if unknown.
     """
-    if any(_MARK in str(each) for each in (raised, *raised.args)):  # a key that is not there
+    if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
     return error_at(

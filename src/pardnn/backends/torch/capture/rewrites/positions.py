@@ -113,7 +113,7 @@ class Positions:
 
     def get(self, tracer: Tracer, real: Callable[..., Any], tensor: Any, key: Any) -> Any:
         """Return `tensor[key]`; of numbers that only a run knows it is a copy."""
-        place = _place(tracer, tensor, key)
+        place = _place(tensor, key)
         return real(tensor, key) if place is None else self._copied(tracer, place)
 
     def narrow(
@@ -125,7 +125,7 @@ class Positions:
             return real(tensor, dim, start, length)
         first = _numbered(start)
         key = (*[slice(None)] * (dim % tensor.dim()), slice(first, first + length))
-        place = _place(tracer, tensor, key)
+        place = _place(tensor, key)
         if place is None:
             return real(tensor, dim, start, length)
         return self._copied(tracer, place)
@@ -146,7 +146,7 @@ class Positions:
         self, tracer: Tracer, real: Callable[..., Any], tensor: Any, key: Any, value: Any
     ) -> None:
         """Do `tensor[key] = value`."""
-        place = _place(tracer, tensor, key)
+        place = _place(tensor, key)
         if place is None:
             real(tensor, key, value)
             return
@@ -181,7 +181,7 @@ class Positions:
                 raise unsupported.data_dependent_size(read.line)
 
 
-def _place(tracer: Tracer, tensor: Any, key: Any) -> _Place | None:
+def _place(tensor: Any, key: Any) -> _Place | None:
     """Return where a key with one number of the run in it leads; None for any other key."""
     items = key if type(key) is tuple else (key,)
     if not any(map(_may_be_position, items)) or not isinstance(tensor, FakeTensor):

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
-from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.references import BYTES, traced_functions
 

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from pardnn.backends.torch.user_step.code_names import texts_of
-from pardnn.backends.torch.user_step.item_guards import (
+from pardnn.backends.torch.user_step.guards.item import (
     VALUES,
     Change,
     ItemGuard,

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from pardnn.backends.torch.user_step.code_names import is_library_module
-from pardnn.backends.torch.user_step.content_guards import HEAP_TYPE
-from pardnn.backends.torch.user_step.item_guards import VALUES, ItemGuard
+from pardnn.backends.torch.user_step.guards.content import HEAP_TYPE
+from pardnn.backends.torch.user_step.guards.item import VALUES, ItemGuard
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.used_names import UsedNames, runs_unnamed
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.code_names import object_question
-from pardnn.backends.torch.user_step.item_guards import (
+from pardnn.backends.torch.user_step.guards.item import (
     ABSENT,
     VALUES,
     Change,
