@@ -132,7 +132,7 @@ def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None
     Args:
         graph: The graph.
         plan: Any plan.
-        cluster: What it must run on; the plan's own if None.
+        cluster: What it has to run on; None for the plan's own.
 
     Raises:
         InvalidPlanError: E410, with all problems in `details["problems"]`.

@@ -131,7 +131,7 @@ def _decided(problem: Problem) -> Outcome:
 
 
 def _inside_submeshes(problem: Problem, cut: str, placement: str) -> Outcome:
-    """Return the best plan of a cut inside of submeshes; what is demanded is of its columns."""
+    """Return the best plan of a cut inside submeshes; what is demanded is of its columns."""
     demanded = problem.options.constraints
 
     def decide(each: Problem, _: Sequence[str]) -> Outcome:

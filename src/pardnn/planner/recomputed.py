@@ -242,7 +242,7 @@ def rewritten_costs(
         graph: Without them, see `on_devices`.
         costs: Of its ops.
         plan: Says what they are.
-        cluster: Tells the device types.
+        cluster: Has the device types.
         planned: With them.
     """
     if plan.offload is not None:

@@ -47,7 +47,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
 
 
 def _kind_of_state(problem: Problem) -> Kind | None:
-    """Return how the state lies that stays where it is; None if there is none, or it is anyhow.
+    """Return how the state is that stays where it is; None if there is none, or it is anyhow.
 
     Raises:
         UsageError: E225, if what is asked for would move it.

@@ -136,7 +136,7 @@ def polish(
         seed: Of the choice of changes.
         work: Ops whose times are computed again; None for `work_for`.
         near: Without HEFT, which places all ops again, and moves of whole components.
-        by_period: Whether the period is made small, and not the makespan.
+        by_period: Whether to minimise the period instead of the makespan.
     """
     job = _job_of(graph, machine, capacities, by_period)
     arrays, best = job.arrays, _found(job, plan)

@@ -126,7 +126,7 @@ def named(
         planned: The graph whose ops are placed: itself, in pieces, with second calls, cut.
         cluster: Names the devices; None: they have numbers alone.
         num_devices: How many there are.
-        width: Devices of a submesh, if ops are cut inside of submeshes.
+        width: Devices of a submesh, if ops are cut inside submeshes.
 
     Raises:
         UsageError: E245, if a name or a device does not exist.

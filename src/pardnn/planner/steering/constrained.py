@@ -41,7 +41,7 @@ def restricted_to(problem: Problem, meant: Sequence[Named]) -> Problem:
         meant: By numbers of its ops and devices.
 
     Raises:
-        InfeasibleError: E303, with constraints that cannot hold together, each of them needed.
+        InfeasibleError: E303, with a minimal set of conflicting constraints.
     """
     setting = setting_of(problem)
     found = conflict(setting, meant)

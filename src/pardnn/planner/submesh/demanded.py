@@ -1,6 +1,6 @@
-"""Constraints of mixed plans: devices are submeshes, and mesh axes those inside of a submesh.
+"""Constraints of mixed plans: devices are submeshes, and mesh axes those inside a submesh.
 
-An op that is cut inside of a submesh runs on all devices of it. So a pin allows the submeshes whose
+An op that is cut inside a submesh runs on all devices of it. So a pin allows the submeshes whose
 devices it names all, and a forbidden device forbids its submesh. Columns are then restricted as
 whole ops are, and the cut keeps to the layouts.
 """
@@ -34,7 +34,7 @@ def on_submeshes(problem: Problem, column: Problem, size: int) -> Problem:
 
     Raises:
         InfeasibleError: E301, if constraints cannot hold together on submeshes of this size.
-        UsageError: E245, if a name or a device is not there.
+        UsageError: E245, if a name or a device does not exist.
     """
     meant = _of_submeshes(problem, column, size)
     if not meant:
@@ -80,7 +80,7 @@ def inside_of_submesh(problem: Problem, graph: Problem, size: int) -> Problem:
 
 
 def layouts_inside(inside: Problem) -> FixedLayouts | None:
-    """Return the layouts that are demanded inside of a submesh; None if there are none.
+    """Return the layouts that are demanded inside a submesh; None if there are none.
 
     Args:
         inside: From `inside_of_submesh`.
@@ -101,7 +101,7 @@ def may_hold(problem: Problem, constraints: Sequence[Constraint]) -> bool:
     What devices hold is left out, as cut ops need less.
 
     Raises:
-        UsageError: E245, if a name or a device is not there.
+        UsageError: E245, if a name or a device does not exist.
     """
     step = problem.with_options(constraints=tuple(constraints))
     is_free = problem.state is None and problem.start is None

@@ -69,7 +69,7 @@ class _Near(NamedTuple):
 
 
 def starts_mixed(problem: Problem) -> bool:
-    """Whether the plan to start from cuts ops inside of submeshes."""
+    """Whether the plan to start from cuts ops inside submeshes."""
     start = problem.start
     return start is not None and start.partition is not None and start.partition.submeshes > 1
 
@@ -114,7 +114,7 @@ def _cut_near(problem: Problem, start: Plan, name: str) -> _Near:
     assert partition is not None
     size, count = partition.mesh.size, wanted if isinstance(wanted, int) else 1
     if size not in submesh_sizes(problem.cluster):
-        raise InfeasibleError(f"the devices make up no submeshes of {size}")
+        raise InfeasibleError(f"the devices do not form submeshes of {size}")
     free = problem.with_options(constraints=())
     pieces, cut = (None, free) if count == 1 else problem_in_pieces(free, count, 1)
     columns = columns_of(problem, cut, _sharding(problem, cut, start))
@@ -162,7 +162,7 @@ def _as_it_was(near: _Near) -> Outcome:
     """
     problem, columns = near.problem, near.columns
     if near.local is None:
-        raise InfeasibleError("the plan to start from is for another step, or other devices")
+        raise InfeasibleError("the start plan is for another step or other devices")
     plain = dataclasses.replace(near.start, partition=None, pieces=None, constraints=None)
     local = dataclasses.replace(
         problem.with_options(constraints=()), graph=columns.local, costs=columns.costs, start=plain
@@ -177,7 +177,7 @@ def _as_it_was(near: _Near) -> Outcome:
     found = completed(columns, near.pieces, outcome)
     broken = unmet_by(problem, found, problem.options.constraints)
     if broken:
-        raise InfeasibleError(f"the plan to start from breaks constraint {broken[0]}")
+        raise InfeasibleError(f"the start plan breaks constraint {broken[0]}")
     return found
 
 

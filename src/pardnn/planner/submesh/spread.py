@@ -57,7 +57,7 @@ def cut_of_submesh(problem: Problem, cut: Problem, algorithm: str, size: int) ->
 
     Args:
         problem: The step.
-        cut: The same with its batch in pieces; the same problem where it is whole.
+        cut: The same with its batch in pieces; the same problem if it is whole.
         algorithm: A key of `SHARDED`.
         size: Devices of a submesh.
 
@@ -95,7 +95,7 @@ def placed_on_submeshes(
 
     Args:
         problem: The step.
-        cut: The same with its batch in pieces; the same problem where it is whole.
+        cut: The same with its batch in pieces; the same problem if it is whole.
         pieces: The pieces; None where it is whole.
         sharding: From `cut_of_submesh`.
         name: Of what places whole ops.

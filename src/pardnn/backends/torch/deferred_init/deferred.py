@@ -39,7 +39,7 @@ def deferred() -> Iterator[None]:
     what the script draws afterwards is what it would have drawn anyhow.
 
     Raises:
-        UnsupportedError: E820, something inside cannot be recorded; it names the line.
+        UnsupportedError: E820, if something inside cannot be recorded; the message names the line.
     """
     recording = Recording(FakeTensorMode())
     with recorded(recording, _OTHERWISE):

@@ -111,7 +111,7 @@ def run_plan(
         limits: Bytes that each rank may hold, enforced; None for no limit.
         batch_size: Given to FUNCTION, if not None.
         device: "cpu" or "cuda"; None takes what is here.
-        saving: Checkpoints to write, and the one to go on from.
+        saving: Checkpoints to write, and the one to resume from.
         on_signal: What SIGTERM and SIGINT make the ranks do after the step in hand: "save" it and
             end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
