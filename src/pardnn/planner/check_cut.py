@@ -49,7 +49,7 @@ def cut_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         plan: Valid according to `plan.check`; one that cuts nothing has no problems.
     """
     if plan.pieces is not None:
-        problems = list(_pieces_problems(graph, plan.pieces))
+        problems = list(_pieces_problems(graph, plan.pieces, plan.num_devices))
         yield from problems
         if problems:
             return
@@ -164,12 +164,12 @@ def _other_places(plan: Plan, derived: Plan) -> Iterator[str]:
             yield f"messages[{i}]: {shown(m.tensor)} is received into {m.into}, not {into[key]}"
 
 
-def _pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
-    """Compare with the batch cut with an accumulator for each piece, one for all, and totals."""
+def _pieces_problems(graph: Graph, pieces: Pieces, devices: int) -> Iterator[str]:
+    """Compare with the batch cut with one accumulator, one a piece or a device, and with totals."""
     count = len(pieces.points) - 1
     names = {op.name for op in pieces.ops}
     found: list[list[str]] = []
-    for accumulators, totals in ((None, False), (1, False), (None, True)):
+    for accumulators, totals in ((None, False), (1, False), (devices, False), (None, True)):
         try:
             derived = cut_batch(graph, count, accumulators, totals=totals)
         except PardnnError as error:

@@ -73,6 +73,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "four devices": ("zero-3", {}),
     "data-parallel": ("zero-3", {}),
     "microbatches": ("heft", {"microbatches": 4}),
+    "rows": ("owners", {"microbatches": 4}),
     "terms": ("zero-1", {"microbatches": 2}),
     "accumulator": ("contiguous", {}),
     "second calls": ("contiguous", {}),
