@@ -105,9 +105,8 @@ def test_a_branch_on_what_is_computed_from_an_int_guards_the_condition() -> None
     assert "test_python_numbers.py:" in found
 
 
-def test_a_number_that_python_needs_is_guarded_whole() -> None:
-    """`math.cos` imported by name took the number of the capture, guarded as not zero alone."""
-    cos = math.cos
+def test_a_function_of_math_that_is_imported_around_the_step_is_followed() -> None:
+    from math import cos
 
     def make() -> Entry:
         model, x, y = small()
@@ -115,6 +114,25 @@ def test_a_number_that_python_needs_is_guarded_whole() -> None:
         def step(model, optimizer, x, y, angle):
             optimizer.zero_grad()
             loss = F.mse_loss(model(x), y) * cos(angle)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, sgd(model), x, y, 0.5)
+
+    assert_as_eager(make, lambda i: {4: 0.5 + i}, steps=3, sizes=(1,))
+
+
+def test_a_number_that_python_needs_is_guarded_whole() -> None:
+    """`math.cos` in a list took the number of the capture, guarded as not zero alone."""
+    functions = [math.cos]
+
+    def make() -> Entry:
+        model, x, y = small()
+
+        def step(model, optimizer, x, y, angle):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * functions[0](angle)
             loss.backward()
             optimizer.step()
             return loss

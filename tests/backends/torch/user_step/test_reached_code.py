@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import (
     Entry,
     assert_as_eager,
@@ -307,6 +309,23 @@ def of_containers(counts: dict[str, Any]) -> Callable[[Any], Any]:
         return loss * rows[0] * table["a"] / rows.calls
 
     return weigh
+
+
+class Counting(list[Any]):
+    """A list that counts who reads it."""
+
+    calls = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.calls += 1
+        return super().__getitem__(key)
+
+
+def test_a_container_that_a_look_changes_is_refused() -> None:
+    counting = Counting([1.0])
+    step, args, _ = weighed(lambda loss: loss * counting[0])
+    with pytest.raises(UnsupportedError, match="'counting' is a Counting, whose __getitem__ sets"):
+        capture(step, *args)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import dis
 import functools
 import gc
 import inspect
@@ -36,6 +37,10 @@ BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, torch.Tensor)
 _WEAK_CONTAINERS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _TRACED = ("_abstract_fn", "_setup_context_fn", "_backward_fn")
+_CONTAINERS = (dict, list, deque)
+#: Methods of a container by which a look at it goes.
+_READING = ("__getitem__", "__iter__", "__len__")
+_SETTING = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")
 _CALLED = frozenset({types.FunctionType, types.MethodType, functools.partial})
 #: Of code that takes any number of arguments.
 _OPEN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
@@ -94,7 +99,8 @@ def followed(value: Any, name: str) -> Any:
         name: Dotted path to it.
 
     Raises:
-        UnsupportedError: E801, if the proxy's object is gone, or it only says what it is.
+        UnsupportedError: E801, if the proxy's object is gone, or it only says what it is; E804, if
+            looking into it would change it.
     """
     if (found := behind_proxy(value)) is None:
         raise UnsupportedError(
@@ -103,7 +109,31 @@ def followed(value: Any, name: str) -> Any:
             details={"name": name},
         )
     _check_claim(found, name)
+    if isinstance(found, _CONTAINERS) and (method := _changing_read(type(found))) is not None:
+        kind = type(found).__name__
+        raise UnsupportedError(
+            f"{shown(name)} is a {kind}, whose {method} sets something: items of containers are\n"
+            "read at each call, to be compared, and each of these looks would do so, too.\n"
+            f"Leave {method} as it is, and count in a method of another name that the step calls:\n"
+            "def take(self, key): self.n += 1; return self[key].",
+            code="E804",
+            details={"name": name},
+        )
     return found
+
+
+def _changing_read(kind: type) -> str | None:
+    """Return a method of a container's class that reads items and sets something; None: none."""
+    for name in _READING:
+        code = getattr(getattr(kind, name), "__code__", None)
+        if code is not None and not is_library_file(code.co_filename) and _sets(code):
+            return name
+    return None
+
+
+@functools.cache
+def _sets(code: types.CodeType) -> bool:
+    return any(each.opname in _SETTING for each in dis.get_instructions(code))
 
 
 def _check_claim(value: Any, name: str) -> None:
