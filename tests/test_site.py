@@ -39,7 +39,7 @@ def test_public_names_errors_and_results_are_pages(site: Path) -> None:
     reference = (site / "reference.html").read_text(encoding="utf-8")
     for name in pardnn.__all__:
         assert re.search(rf'id="pardnn\.[\w.]*\b{name}"', reference), name
-    assert 'id="e301-the-memory-does-not-suffice"' in (site / "errors.html").read_text()
+    assert 'id="e301-not-enough-memory"' in (site / "errors.html").read_text()
     results = (site / "results.html").read_text(encoding="utf-8")
     for page in (ROOT / "bench" / "results").glob("*.md"):
         assert page.stem in results

@@ -1,6 +1,6 @@
 """The door of the command line: `pardnn` and `python -m pardnn`.
 
-Two things go wrong outside of the commands: an interrupt while they load, and threads of the user's
+Two things go wrong outside the commands: an interrupt while they load, and threads of the user's
 code that outlive them.
 """
 

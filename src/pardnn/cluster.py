@@ -101,12 +101,12 @@ class Cluster:
     Attributes:
         devices: In rank order.
         links: A missing direction uses the other one; a missing pair uses `default_link`.
-        default_link: None: pairs without a link cannot communicate.
+        default_link: Of pairs without a link; None if they cannot communicate.
         link_model: "independent" gives every transfer its link's full bandwidth (the papers'
             model); "serial" allows one transfer at a time per directed link.
 
     Raises:
-        FileError: E421, if a name, a number or a link makes no sense.
+        FileError: E421, if a name, a number or a link is not valid.
     """
 
     __pydantic_config__ = STRICT
@@ -144,7 +144,7 @@ class Cluster:
         links: LinkModel = "independent",
         named: DeviceNames = "gpu",
     ) -> Cluster:
-        """Return equal devices, every pair joined by the same link.
+        """Return equal devices, with the same link between every pair.
 
         Args:
             num_devices: At least 1.
@@ -152,8 +152,8 @@ class Cluster:
             bandwidth: Bytes per second, or text such as "300GB/s".
             latency: Seconds, or text such as "25us".
             links: The link model.
-            named: What they are called, `gpu:0`, `gpu:1`, ... or, of CPU ranks, `cpu:0`, `cpu:1`,
-                ...; nothing else differs.
+            named: "gpu" names them `gpu:0`, `gpu:1` and so on, "cpu" `cpu:0`, `cpu:1`; nothing
+                else differs.
 
         Raises:
             UsageError: E201 to E203.

@@ -334,7 +334,7 @@ def parse_summed(kind: type[T], content: bytes, what: str) -> T:
 def without_checksum(content: bytes, what: str, kind: type | None = None) -> bytes:
     """Return the content of a file without the field that `with_checksum` adds, if it is there.
 
-    A file written by hand has none. One that was edited, or laid out anew, must lose it.
+    A file written by hand has none. One that was edited, or laid out again, must lose it.
 
     Raises:
         FileError: E408, if the content is another than what was written; of a file of another

@@ -15,7 +15,7 @@ MAX_KEY = 256
 #: Looked at in one go, and on to the end of the line: what fits the caches of a processor.
 PART_BYTES = 1 << 20
 _QUOTE, _COLON = ord('"'), ord(":")
-_STEP = np.zeros(256, dtype=np.int8)  #: How a byte changes the depth, outside of strings.
+_STEP = np.zeros(256, dtype=np.int8)  #: How a byte changes the depth, outside strings.
 _STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
 _MARKS = _STEP != 0
 _MARKS[_QUOTE] = True
@@ -43,7 +43,7 @@ def has_plain_keys(content: bytes, max_depth: int) -> bool:
     values: list[ndarray] = []
     begin = depth = 0
     while begin < len(content):
-        # No string goes over a line's end, so each part begins outside of strings.
+        # No string goes over a line's end, so each part begins outside strings.
         end = content.find(b"\n", begin + PART_BYTES) + 1 or len(content)
         found = _part(content, begin, end, depth, open_at)
         if found is None:

@@ -1,4 +1,4 @@
-"""Reading and writing what may be no plain file: a pipe, or a device, without waiting for ever."""
+"""Reading and writing what may be no plain file: a pipe, or a device, without waiting forever."""
 
 from __future__ import annotations
 

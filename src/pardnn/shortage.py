@@ -25,7 +25,7 @@ def shortage(error: Exception) -> FileError | None:
     """
     short: BaseException | None = error
     while short is not None and not _is_short(short):
-        short = short.__cause__ or short.__context__  # llvmlite tells anew that it was not loaded
+        short = short.__cause__ or short.__context__  # llvmlite tells again that it was not loaded
     if short is None:
         return None
     what = str(short).partition("\n")[0] or "out of memory"

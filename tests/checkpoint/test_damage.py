@@ -137,7 +137,7 @@ def test_absent_steps_are_named(tmp_path: Path) -> None:
     [
         (lambda t: t["pieces"][0].update(box=[[0, 4], [0, 3]]), "not covered exactly once"),
         (lambda t: t["pieces"][0].update(box=[[0, 9], [0, 2]]), "has a piece at"),
-        (lambda t: t["pieces"][0].update(file=7), "lies in file 7, of 2"),
+        (lambda t: t["pieces"][0].update(file=7), "is in file 7, but there are 2"),
         (lambda t: t.update(dtype="object"), "unknown type 'object'"),
         (lambda t: t.update(shape=[-4, -6]), "shape"),
         (lambda t: t["pieces"][1].update(start=1), "gap or an overlap|does not end"),

@@ -107,6 +107,19 @@ def test_stages_run_an_op_on_one_device_for_all_pieces():
         assert how in report(graph, plan).decided[0]
 
 
+def test_constraints_that_a_plan_meets_are_listed():
+    graph, cluster = random_graph(1, 20), pardnn.Cluster.uniform(2)
+    names = [op.name for op in graph.ops][:9]
+    pins = [pardnn.pin(f"op:{name}", i % 2) for i, name in enumerate(names)]
+    wish = pardnn.prefer(pardnn.pin(f"op:{names[0]}", 0), price_s=1.0)
+    said = " ".join(report(graph, pardnn.plan(graph, cluster, "heft", constraints=pins)).decided)
+    assert f"Constraints, all met: pin op:{names[0]} to 0; pin op:{names[1]} to 1; " in said
+    assert "and 1 more." in said
+    wished = report(graph, pardnn.plan(graph, cluster, "heft", constraints=[wish]))
+    assert not any("Constraints" in line for line in wished.decided)
+    assert any("preference met" in note for note in wished.notes)
+
+
 def test_phases_of_a_step(step):
     found = report(*step)
     phase = {name: found.bars.phase[i] for i, name in enumerate(found.bars.name)}

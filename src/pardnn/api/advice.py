@@ -63,7 +63,7 @@ def planned(
     start: Plan | None = None,
     keep_best: bool = False,
 ) -> tuple[Plan, PlanResult]:
-    """Plan; an error that nothing fits names what was tried and does fit.
+    """Plan; if nothing fits, the error names options that were tried and do fit.
 
     Args:
         graph: The graph.
@@ -71,7 +71,7 @@ def planned(
         options: How to plan.
         entry: The entry point that the graph is from, if it is from one.
         batch_size: At which it was captured; None is the entry point's own.
-        state: What lies on the devices already and stays; then nothing else is tried.
+        state: What is already on the devices and stays; then nothing else is tried.
         start: The plan to start from.
         keep_best: Whether an interrupt ends the search, and its best plan is returned.
 
@@ -96,7 +96,7 @@ def planned(
 def _with_advice(
     error: InfeasibleError, problem: Problem, entry: EntryPoint | None, batch_size: int | None
 ) -> InfeasibleError:
-    """Return an error that nothing fits, with what was tried and does; as it is, out of time."""
+    """Return an error that nothing fits, with tried options that do; unchanged if out of time."""
     begin = time.monotonic()
     try:
         problem = steered(problem)
@@ -119,7 +119,7 @@ def _with_advice(
 
 
 def _watch(show: Callable[[str], None], time_limit: float | None) -> Watch:
-    """Return what tells who watches how a search goes."""
+    """Return a function that reports the progress of a search to whoever watches."""
     begin = time.monotonic()
 
     def told(what: str, tried: int, best_s: float | None) -> None:
@@ -256,7 +256,7 @@ def _fits_offloaded(problem: Problem) -> bool:
         return _is_planned(problem.with_options(offload=True))
     try:
         all_on_host(problem, algorithms_of(problem), best_once)
-    except PardnnError:  # it does not fit, or the state lies cut
+    except PardnnError:  # it does not fit, or the state is cut
         return False
     return True
 

@@ -30,8 +30,8 @@ def capture(step: Callable[..., Any], *args: Any) -> Graph:
         *args: Models, optimizers and an example batch in global shapes.
 
     Raises:
-        UnsupportedError: E8xx, naming the line that cannot be captured and the usual rewrite.
-        UserCodeError: The step itself raised.
+        UnsupportedError: E8xx, with the line that cannot be captured and the usual rewrite.
+        UserCodeError: E110, if the step itself raised.
     """
     return backends.capture(step, *args)
 

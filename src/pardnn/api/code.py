@@ -1,4 +1,4 @@
-"""`pardnn code`: what ranks run as Python, written to read, and run to debug."""
+"""`pardnn code`: what ranks run, as Python code to read and to debug."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def code(graph: Graph, plan: Plan, rank: int | None = None) -> dict[int, str]:
         UsageError: E248, if the plan has no such rank.
         MismatchError: E503, if the plan is for another graph.
         InvalidPlanError: E410, if it is not valid.
-        FileError: E402 or E407, if an op's arguments mean nothing.
+        FileError: E402 or E407, if an op's arguments are not valid.
         UnsupportedError: E801, if an op is not registered here.
     """
     if rank is not None and not 0 <= rank < plan.num_devices:
@@ -93,7 +93,7 @@ def run_code(
     batch_size: int | None,
     threads: int,
 ) -> CodeResult:
-    """Train for some steps with the code of ranks in the place of the plan's actions.
+    """Train for some steps with the code of ranks instead of the plan's actions.
 
     Args:
         target: `FILE.py:FUNCTION`, the step that the plan is for.

@@ -47,7 +47,7 @@ _FREE = 1e18
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """What a conversion may need beside its source.
+    """What a conversion may need besides its source.
 
     Attributes:
         to: The format to write, a value of `CONVERSIONS`; None: its first.
@@ -65,7 +65,7 @@ class ConvertOptions:
 
 
 def convert(source: Path, output: Path, options: ConvertOptions) -> ConvertResult:
-    """Write what `source` holds in another format; formats are told by their content.
+    """Write what `source` holds in another format; formats are recognised by content.
 
     Args:
         source: The file to read.
@@ -74,7 +74,7 @@ def convert(source: Path, output: Path, options: ConvertOptions) -> ConvertResul
 
     Raises:
         UsageError: E214, if there is no such conversion; E215, if it lacks a graph or a cluster.
-        FileError: E4xx, if a file makes no sense.
+        FileError: E4xx, if a file is not valid.
         MismatchError: E503 or E504, if graph, cluster and source do not belong together.
         InfeasibleError: E301, if a placement fits in no order that was tried.
     """

@@ -1,12 +1,12 @@
-"""Planning in a child process, so that what it loads and holds goes when the plan is there.
+"""Planning in a child process, so that its memory is freed once the plan is there.
 
-Problem: a rank under a memory limit has room for its share and little beside it, and planning loads
+Problem: a rank under a memory limit has room for its share and little else, and planning loads
 a compiler and its kernels: 80 to 150 MiB that stay, and several hundred where kernels are compiled.
 Idea: a fork plans and writes the plan, or the error, to a pipe.
 
-A process started anew would lack the user's own operators and descriptions, which planning may
-need. A fork has them, but none of the threads: so the child calls nothing that waits for one. Where
-a device's driver would not survive the fork (CUDA) planning stays in the process.
+A new process would lack the user's own operators and descriptions, which planning may
+need. A fork has them, but none of the threads: so the child calls nothing that waits for one. If
+a device's driver would not survive the fork (CUDA), planning stays in the process.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger("pardnn")
 def deferred() -> AbstractContextManager[None]:
     """Return a context in which models and optimizers are built without allocating them.
 
-    `parallelize` then initialises on each rank its own shards only, with the numbers that one
+    `parallelize` then initialises only its own shards on each rank, with the numbers that one
     device would have drawn::
 
         with pardnn.deferred():
@@ -39,7 +39,7 @@ def deferred() -> AbstractContextManager[None]:
         fast_step = pardnn.parallelize(step, model, optimizer, x, y)
 
     Raises:
-        UnsupportedError: E820, something inside cannot be recorded; it names the line.
+        UnsupportedError: E820, if something inside cannot be recorded; the message names the line.
     """
     return backends.deferred()
 
@@ -63,68 +63,69 @@ def parallelize(
     start: Plan | None = None,
     record: str | Path | None = None,
 ) -> Callable[..., Any]:
-    """Return the step as an object that runs it on all ranks of `torchrun`.
+    """Return an object that runs the step on all ranks of `torchrun`.
 
-    With a step alone, as a decorator is used, its arguments are those of the first call, and every
-    call takes all of them, models and optimizers too:
+    Without further arguments, as a decorator, the step's arguments are taken from the first call.
+    Every call then takes all of them, models and optimizers included:
 
         @pardnn.parallelize
         def step(model, optimizer, x, y): ...
 
-    Every rank builds the same models, and calls the object with the same whole batch. Learning
+    Every rank builds the same models and calls the object with the same whole batch. Learning
     rates and other hyperparameters are read from the optimizers at every call.
 
     Args:
         step: The training step.
-        *args: Its arguments, the same on every rank. None for those of the first call, if the step
-            takes any.
-        plan: Made for this step; None plans on rank 0 and shares the plan. What changes later is
-            planned for the plan's cluster, with its algorithm or, where that cannot leave the state
-            where it is, as `algorithm` says.
-        cluster: What to plan for. Its memory limits are enforced: a rank that holds more tensors
-            ends with E603, and on CPU ranks the system refuses what exceeds the limit and an
-            allowance from here on, your own tensors too. None: one device per rank
-            with its own memory, the host's shared by its ranks, and the links between them as
-            measured now, in a second or two (on one node as measured before); `fast.plan.cluster`
-            has them.
-        algorithm: As for `plan`. The default places whole ops, so that losses keep every bit;
-            "auto" may also cut ops where that is faster.
+        *args: Its arguments, the same on every rank. Leave them out to take those of the first
+            call.
+        plan: A plan made for this step. None plans on rank 0 and shares the plan. Later changes
+            are planned for the plan's cluster and with its algorithm, or with `algorithm` where
+            the plan's cannot leave the state where it is.
+        cluster: What to plan for. Its memory limits are enforced from now on: a rank that holds
+            more tensors ends with E603, and on CPU ranks the system refuses anything beyond the
+            limit plus an allowance, including your own tensors. None means one device per rank
+            with its own memory (CPU ranks share the host's), and links as measured now, which takes
+            a second or two (on one node, earlier measurements are reused); `fast.plan.cluster`
+            shows them.
+        algorithm: As for `plan`. The default places whole ops, so losses keep every bit; "auto"
+            may also cut ops where that is faster.
         reserve: As for `plan`.
         seed: As for `plan`.
         costs: As for `plan`.
-        timeout: Seconds that any wait for another rank may last.
-        shapes: Further example batches, each the args that are neither model nor optimizer: they
-            are captured and planned now, not when the first batch of their shape comes.
-        on_signal: What SIGTERM or SIGINT makes all ranks do, also where it reaches one of them:
+        timeout: Longest wait for another rank, in seconds.
+        shapes: Further example batches (the args that are neither model nor optimizer), to be
+            captured and planned now instead of when the first such batch arrives.
+        on_signal: What all ranks do after SIGTERM or SIGINT, even if only one of them gets it.
             "save" writes a checkpoint at the script's next `save(directory, every=...)` and ends
-            with status 130 there, "stop" ends so before the next step. None leaves signals to
-            Python.
+            there with status 130; "stop" ends with that status before the next step. None leaves
+            signals to Python.
         microbatches: As for `plan`.
         recompute: As for `plan`.
         offload: As for `plan`.
-        constraints: As for `plan`; a plan that is given has its own.
-        start: As for `plan`: the first plan is made from this one. Not beside `plan`.
-        record: A file that rank 0 writes what all ranks measure of each op to, from the second step
-            on; `pardnn report --run` shows it beside what was predicted.
+        constraints: As for `plan`. A plan that you pass has its own.
+        start: As for `plan`, for the first plan. Cannot be combined with `plan`.
+        record: File to which rank 0 writes the measured times of each op on all ranks, from the
+            second step on; `pardnn report --run` shows them next to the predictions.
 
     Returns:
-        `fast`, which every rank uses alike; `help(fast)` says more of each.
+        `fast`, an object that every rank uses in the same way; `help(fast)` has the details.
 
         `fast(x, y)`, with the args that are neither model nor optimizer, runs one step and returns
         what the step returns. `fast.evaluate(function, *args)` runs `function(model, *args)`,
-        forward alone.
+        forward only.
 
-        `fast.save(directory)`, `fast.load(directory)` write and read checkpoints that any number of
-        ranks can go on from. `fast.export(file)` writes the whole model, `fast.load_weights(path)`
-        reads one. `fast.state_dict()`, `fast.load_state_dict(state)` are torch's, whole, on rank 0;
-        `fast.sync_model()` fills the user's model there until the next step.
+        `fast.save(directory)` and `fast.load(directory)` write and read checkpoints, from which any
+        number of ranks can resume. `fast.export(file)` writes the whole model,
+        `fast.load_weights(path)` reads one. `fast.state_dict()` and `fast.load_state_dict(state)`
+        use torch's format, whole, on rank 0; `fast.sync_model()` fills the user's model there until
+        the next step.
 
         `fast.plan`, `fast.rank`, `fast.steps`, `fast.step_s` (seconds of each step) and
-        `fast.peak_bytes` tell; `fast.close()` ends it.
+        `fast.peak_bytes` give information; `fast.close()` shuts down.
 
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
-        UsageError: E206, if both a plan and one to start from are given.
+        UsageError: E206, if both `plan` and `start` are given.
     """
     if plan is not None and start is not None:
         raise UsageError("`start` would be ignored with `plan`: leave one out.", code="E206")

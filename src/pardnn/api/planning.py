@@ -43,40 +43,43 @@ def plan(
     Args:
         graph: The graph.
         cluster: Devices with hard memory limits, and links.
-        algorithm: "auto" takes the best, "auto-whole" the best that cuts no op; else a key of
+        algorithm: "auto" takes the best, "auto-whole" the best that cuts no op; or a key of
             `ALGORITHMS` or `SHARDED` in `planner.algorithms`.
-        objective: "seconds" minimises the makespan, "period" the time of a step among many whose
-            losses are read later, "bytes" the bytes sent.
+        objective: "seconds" minimises the time of one step, "period" the time per step of many in
+            a row whose losses are read later, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: The same input, options and seed give the same bytes of plan.
-        costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
-            and "a100" of any other; or a preset. "measured" runs the graph's calls.
-        time_limit: Seconds of search, kernels being loaded; then what is tried is cut off, and the
-            best plan so far taken, which is then checked. May break reproducibility.
-        state: What lies on the devices already, from `pardnn.state_in_place`: the plan leaves each
-            parameter, buffer and optimizer state of it where it is.
-        policy: "order", the plan's own; "fifo" or "priority" for an engine that takes only the
-            placement and schedules ready ops itself: its memory then fits, too, along its times.
-        microbatches: Cut the batch in so many pieces, each placed by itself, gradients added up
-            and the optimizer run once; "auto" takes the best of 1, 2, 4, 8 and so on. Sums are
-            added in another order then, so numbers agree to rounding.
-        recompute: Ops may be called a second time, just before the backward pass reads their
-            results, where that lets the step fit or makes it faster; no bit changes.
-        offload: Optimizer state may live on the host, and be copied to its device for the ops that
-            use it, where that lets the step fit; no bit changes.
-        constraints: Where ops must run, from `pardnn.pin`, `forbid`, `together`, `apart` or
-            `read_constraints`. The plan records them, and its check proves them.
-        start: An earlier plan, of this graph or of one much like it, for these devices or others:
-            ops stay where it has them unless moving them makes the step faster or lets it fit.
-            Pieces, second calls and constraints are as in it unless you say otherwise.
+        costs: A preset such as "a100", or "measured", which runs the graph's calls. None takes the
+            ops' own `seconds` if they have them, else "measured" for a captured graph and "a100"
+            for any other.
+        time_limit: Seconds to search, once kernels are loaded. After that the best plan so far is
+            taken and checked. The result may then differ from run to run.
+        state: State that is already on the devices, from `pardnn.state_in_place`. The plan leaves
+            each of its parameters, buffers and optimizer states where it is.
+        policy: "order" runs ops in the plan's own order. "fifo" and "priority" plan for an engine
+            that uses only the placement and schedules ready ops itself; the memory it then needs
+            also fits.
+        microbatches: Number of pieces to cut the batch into. Each piece is placed separately,
+            gradients are added up, and the optimizer runs once. "auto" takes the best of 1, 2, 4,
+            8 and so on. Sums are added in another order, so numbers agree to rounding.
+        recompute: Allow ops to be called a second time, just before the backward pass reads their
+            results, where that lets the step fit or makes it faster. No bit changes.
+        offload: Allow optimizer state to live on the host and be copied to its device for the ops
+            that use it, where that lets the step fit. No bit changes.
+        constraints: What the plan has to meet, from `pardnn.pin`, `forbid`, `together`, `apart`,
+            `fix_layout`, `fix_pieces`, `prefer` or `read_constraints`. The plan records them, and
+            its check proves them.
+        start: An earlier plan for this graph or a similar one, on these devices or others. Ops
+            stay where it has them unless moving them makes the step faster or lets it fit. Pieces,
+            second calls and constraints are kept unless you say otherwise.
 
     Raises:
-        InfeasibleError: E301 with a witness, if no plan fits; E303 with constraints that cannot
-            hold together, each of them needed for that.
-        UsageError: E2xx; E225, if no such plan can leave state where it is; E249, if an algorithm
-            is named that does not start from such a plan.
-        MismatchError: E503, if a tensor of state is another one.
-        OutOfTimeError: E710, if the time limit passed and nothing quick fits.
+        InfeasibleError: E301, if no plan fits, with what is missing where; E303, with a minimal
+            set of conflicting constraints.
+        UsageError: E2xx; E225, if no such plan can leave state where it is; E249, if the algorithm
+            cannot start from such a plan.
+        MismatchError: E503, if a state tensor differs from the graph's tensor of that name.
+        OutOfTimeError: E710, if the time limit passed and no quick plan fits either.
     """
     options = PlanOptions(
         algorithm=algorithm,
@@ -106,11 +109,11 @@ def estimate(
     seed: int = 0,
     costs: str | None = None,
 ) -> EstimateResult:
-    """Tell whether the step fits the cluster, where its memory goes, and what limit would do.
+    """Tell whether the step fits the cluster, where its memory goes, and which limit would suffice.
 
     Args:
         graph: The graph.
-        cluster: With its limits.
+        cluster: The devices and their limits.
         reserve: As for `plan`.
         seed: As for `plan`.
         costs: As for `plan`.

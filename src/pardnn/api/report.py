@@ -42,7 +42,7 @@ FORMATS = (*TRACES, *_WRITERS)
 def report(
     graph: Graph, plan: Plan, *, costs: str | None = None, run: str | Path | None = None
 ) -> Report:
-    """Return the report of a plan: what was decided, what it costs, what binds.
+    """Return the report of a plan: what was decided, what it costs, and what limits it.
 
     Args:
         graph: The graph that the plan is for.
@@ -75,12 +75,12 @@ def export(
         graph: The graph that the plan is for.
         plan: A valid plan that names its cluster.
         to: One of `FORMATS`.
-        run: A record of a run of this plan; its times stand beside the predicted ones in a trace.
+        run: A record of a run of this plan; a trace shows its times next to the predicted ones.
         costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         UsageError: E212, if the plan names no cluster; E243, if there is no such format, or it
-            shows no run; E244, if the plan is no pipeline, as `pp-csv` needs.
+            shows no run; E244, if the plan is not a pipeline, as `pp-csv` needs.
         MismatchError: E503, if the plan is for another graph, or the run of another plan.
         InvalidPlanError: E410, if it is not valid.
         FileError: E403 to E407, if the record cannot be read.
@@ -124,7 +124,7 @@ def _pipeline(found: Simulated) -> Rows:
     """Return what each device of a pipeline does.
 
     Raises:
-        UsageError: E244, if the plan is no pipeline.
+        UsageError: E244, if the plan is not a pipeline.
     """
     plan = found.plan
     name = plan.algorithm or "hand"

@@ -68,10 +68,10 @@ def run_target(
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
-        saving: Checkpoints to write, and the one to go on from.
+        saving: Checkpoints to write, and the one to resume from.
         on_signal: See `backends.run_plan`.
         record: Where to write what the ranks measure of their ops.
-        code: Files of generated code, by rank, to run in the place of the plan's actions.
+        code: Files of generated code, by rank, to run instead of the plan's actions.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
@@ -105,7 +105,7 @@ def run_target(
 
 
 def _check_ranks(num_devices: int) -> None:
-    """Raise if so many processes would be too many for this machine.
+    """Raise if this machine cannot run this many processes.
 
     Raises:
         UsageError: E201.
@@ -145,10 +145,10 @@ def run_checked(
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
-        saving: Checkpoints to write, and the one to go on from.
+        saving: Checkpoints to write, and the one to resume from.
         on_signal: See `backends.run_plan`.
         record: Where to write what the ranks measure of their ops.
-        code: Files of generated code, by rank, to run in the place of the plan's actions.
+        code: Files of generated code, by rank, to run instead of the plan's actions.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices; E504, if a
@@ -244,7 +244,7 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
 
 
 def _sharing(plan: Plan, predicted: float | None) -> list[str]:
-    """Say why steps took longer than simulated, where ranks shared cores and it was not predicted.
+    """Say why steps took longer than simulated, if ranks shared cores and this was not predicted.
 
     Args:
         plan: What was run.
@@ -266,7 +266,7 @@ def _compared(
     *,
     kept_bits: bool = True,
 ) -> dict[str, Any]:
-    """Compare losses and state with those of one device: in every bit where each op ran on one.
+    """Compare losses and state with those of one device: bit for bit if no op is cut.
 
     Where ops are cut the state has no tolerance: Adam divides by the root of a square, so that a
     gradient that is rounding alone moves its parameter by a whole learning rate.

@@ -1,9 +1,9 @@
-"""`pardnn.simulate` and `pardnn.check_plan`: the time and peaks of a plan, told and proven.
+"""`pardnn.simulate` and `pardnn.check_plan`: the time and peaks of a plan, and its proof.
 
-`plan.check` proves what needs no knowledge of operators; `planner.check_cut` that a cut plan
-computes what the graph does; here the predicted time is simulated again. That is the whole proof,
-for plans that come from anywhere. Planners call `plan.check` alone: what they have cut just now,
-they need not cut again.
+`plan.check` proves what needs no knowledge of operators, `planner.check_cut` that a cut plan
+computes what the graph does, and here the predicted time is simulated again. Together they are the
+whole proof, for plans from anywhere. Planners only call `plan.check`: they need not check again
+what they have just cut.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TOLERANCE = 1e-9
 def simulate(
     graph: Graph, plan: Plan, *, policy: str = "order", costs: str | None = None
 ) -> SimulateResult:
-    """Simulate a plan.
+    """Simulate a plan: step time, memory peaks, busy time and bytes sent.
 
     Args:
-        graph: The graph that it is for.
+        graph: The graph that the plan is for.
         plan: A valid plan that names its cluster.
-        policy: "order" runs the plan's own lists; "fifo" and "priority" use only its placement, as
-            an engine with its own scheduler does: time and peaks are then those of its run.
-        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
+        policy: "order" runs the plan's own order. "fifo" and "priority" use only its placement, as
+            an engine with its own scheduler does; time and peaks are then those of that engine.
+        costs: As for `plan`. None takes the preset that the plan was made with, if any.
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
-        InvalidPlanError: E410, if it is not valid.
+        InvalidPlanError: E410, if the plan is not valid.
         UsageError: E212, if the plan names no cluster.
     """
     if policy not in ("order", "fifo", "priority"):
@@ -83,7 +83,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     Args:
         graph: The graph that the plan is for.
         plan: Any plan.
-        cluster: What it must run on; the plan's own if None.
+        cluster: What it has to run on; None for the plan's own.
     """
     for rule in (
         check.plan_problems(graph, plan, cluster), cut_problems(graph, plan), _time(graph, plan)
@@ -100,7 +100,7 @@ def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None
     Args:
         graph: The graph.
         plan: Any plan.
-        cluster: What it must run on; the plan's own if None.
+        cluster: What it has to run on; None for the plan's own.
 
     Raises:
         InvalidPlanError: E410, with all problems in `details["problems"]`.
@@ -109,7 +109,7 @@ def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None
 
 
 def _time(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Simulate the step by the costs that the plan names; measured ones, of a CPU too, pass."""
+    """Compare the predicted time with a simulation; not if costs were measured, or of a CPU."""
     predicted, cluster = plan.predicted, plan.cluster
     costs = predicted and predicted.costs
     if predicted is None or costs is None or cluster is None:

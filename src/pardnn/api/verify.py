@@ -18,14 +18,14 @@ def verify(
     double: bool = True,
     **kwargs: Any,
 ) -> Verification:
-    """Cut a call by every strategy of its description, run the local ops, compare with the whole.
+    """Check a description: cut a call in every described way and compare with the whole call.
 
     Args:
-        op: Such as "mylib::op" or "aten.mm.default", or the overload itself.
-        args: What to call it with: a sample, small but with dims of at least 5.
-        workers: Numbers of workers to cut among.
-        double: Compute in float64, so that differences are not rounding.
-        kwargs: Further arguments of the call.
+        op: A name such as "mylib::op" or "aten.mm.default", or the overload itself.
+        args: Sample arguments: small tensors, but with dims of at least 5.
+        workers: Numbers of workers to cut the call among.
+        double: Compute in float64, so that differences are not due to rounding.
+        kwargs: Keyword arguments of the call.
 
     Raises:
         UsageError: E201, if the operator has no description.

@@ -97,8 +97,8 @@ def load_entry_point(target: str) -> EntryPoint:
     if not is_entry_point(target):
         found = functions_of(Path(target.partition(":")[0]))
         raise UsageError(
-            f"{target!r:.120} is no entry point: write FILE.py:FUNCTION, where FUNCTION returns "
-            "(step, args)"
+            f"{target!r:.120} is not an entry point: write FILE.py:FUNCTION, where FUNCTION "
+            "returns (step, args)"
             + (f".\nFunctions of this file: {', '.join(found[:8])}" if found else ""),
             code="E220",
         )
@@ -142,7 +142,7 @@ def _check_arguments(found: Callable[..., Any], name: str, function: str, given:
     if missing:
         raise UsageError(
             f"{function} in {name} needs {', '.join(missing)}; an entry point is called without "
-            "arguments.\nGive defaults, or write a function of none that calls it.",
+            "arguments.\nGive defaults, or write a function without arguments that calls it.",
             code="E222",
         )
 

@@ -1,4 +1,4 @@
-"""Large pages for large tensors: a setting that torch reads once, so it stands outside of torch."""
+"""Large pages for large tensors: a setting that torch reads once, so it stands outside torch."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def _tensor_problem(tensor: SavedTensor, manifest: Manifest) -> str | None:
         return f"has {len(tensor.pieces)} pieces, more than {MAX_PIECES}"
     for piece in tensor.pieces:
         if not 0 <= piece.file < len(manifest.files):
-            return f"lies in file {piece.file}, of {len(manifest.files)}"
+            return f"is in file {piece.file}, but there are {len(manifest.files)}"
         is_inside = len(piece.box) == len(tensor.shape) and all(
             0 <= low <= high <= extent
             for (low, high), extent in zip(piece.box, tensor.shape, strict=True)

@@ -17,8 +17,8 @@ class SaveOptions:
         directory: Of the run.
         every: Steps from one checkpoint to the next; None saves after the last step only.
         keep: How many steps stay; None keeps all.
-        first_step: Trained step to go on from; None starts anew.
-        kept_bits: Whether one device's steps gave every bit of what the run goes on from.
+        first_step: Trained step to go on from; None starts again.
+        kept_bits: Whether one device's steps gave every bit of what the run resumes from.
     """
 
     directory: str

@@ -131,7 +131,7 @@ def _stored(path: Path, name: str, row: Any, begin: int, size: int) -> StoredTen
         )
     dtype, itemsize = _BY_CODE[code]
     if end - start != math.prod(shape) * itemsize or begin + end > size:
-        raise _unfit(path, f"{shown(name)} does not lie within the file")
+        raise _unfit(path, f"{shown(name)} is not within the file")
     return StoredTensor(path, dtype, shape, begin + start)
 
 

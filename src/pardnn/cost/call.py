@@ -1,4 +1,4 @@
-"""A call as cost models see it: arguments with tensors in the place of references, no names.
+"""A call as cost models see it: arguments with tensors in place of references, no names.
 
 Two ops with the same call have the same cost, so a call's signature is the key of measured costs.
 """
@@ -24,7 +24,7 @@ class Call:
     Attributes:
         op: Whose call it is.
         name: Bare name of the operator: "mm" for "aten.mm.default".
-        args: Positional arguments, `Tensor` in the place of references.
+        args: Positional arguments, `Tensor` in place of references.
         kwargs: Keyword arguments, likewise.
         inputs: Tensors that are read, each once, in the order of the arguments.
     """
@@ -76,7 +76,7 @@ def reference(value: Any) -> str | None:
 
 
 def _rebuilt(value: Any, found: Callable[[str], Any]) -> Any:
-    """Return the encoded argument with `found(name)` in the place of every reference."""
+    """Return the encoded argument with `found(name)` in place of every reference."""
     name = reference(value)
     if name is not None:
         return found(name)

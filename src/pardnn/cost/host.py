@@ -1,7 +1,7 @@
 """This machine: its processor's name, and the memory and cores that this process may use.
 
 A container has a share of its machine: control groups limit what its processes hold together, and
-the system ends one of them, without a word, where they hold more. So limits of both versions of
+the system ends one of them, silently, where they hold more. So limits of both versions of
 control groups count, those of groups around one's own too.
 """
 

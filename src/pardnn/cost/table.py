@@ -203,7 +203,7 @@ def save_table(table: CostTable, folder: Path | None) -> CostTable:
     """Merge the table into the machine's file; return what the file then holds.
 
     Entries of other writers are kept; where both have one, this table's wins. What else the file
-    holds and cannot be used goes without a word: who reads costs is told (`load_table`). Without a
+    holds and cannot be used goes silently: who reads costs is told (`load_table`). Without a
     folder, or where the file cannot be written, the table is returned as it is, with a warning in
     the latter case: costs are worth measuring even where they cannot be kept.
     """

@@ -1,1 +1,1 @@
-"""Why a plan is as it is: what waits, what holds memory, what other decisions would cost."""
+"""Why a plan is the way it is: waits, memory, and what other decisions would cost."""

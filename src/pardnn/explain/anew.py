@@ -1,8 +1,8 @@
-"""What more memory, faster links or one more device would bring: simulated, or planned anew.
+"""What more memory, faster links or one more device would bring: simulated, or planned again.
 
-A plan made anew differs from an old one for two reasons: what has changed, and what the planner
-finds today. So the step is planned twice, as things are and with the change, and the two are
-compared; the plan that is asked about stands beside them.
+A new plan differs from an old one for two reasons: what has changed, and what the planner
+finds today. So the step is planned twice, without and with the change, and the two are compared;
+the plan in question is shown next to them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def explain_memory(
         case: The plan.
         change: "+2GiB" or "-2GiB" for every device that has a limit, or "10GiB" for every device;
             None: plans nothing.
-        algorithm: Of plans made anew; None for the best of the plan's kind.
+        algorithm: Of new plans; None for the best of the plan's kind.
 
     Raises:
-        UsageError: E242, if no limit can be changed so; E202, if it is no size.
-        InfeasibleError: E301, if the step fits no more as things are.
+        UsageError: E242, if no limit can be changed this way; E202, if it is not a size.
+        InfeasibleError: E301, if the unchanged step no longer fits.
     """
     memory = Memory(case)
     anew: tuple[Alternative, ...] = ()
@@ -68,10 +68,10 @@ def explain_time(
     Args:
         case: The plan.
         change: "+1" for one more device; None: plans nothing.
-        algorithm: Of plans made anew; None for the best of the plan's kind.
+        algorithm: Of new plans; None for the best of the plan's kind.
 
     Raises:
-        UsageError: E242, if the devices or links are not all alike, or it is no number.
+        UsageError: E242, if the devices or links are not all alike, or it is not a number.
     """
     anew: tuple[Alternative, ...] = ()
     if change is not None:
@@ -126,7 +126,7 @@ def with_devices(cluster: Cluster, change: str) -> Cluster:
         change: "+1" for one.
 
     Raises:
-        UsageError: E242, if devices or links are not all alike, or it is no number.
+        UsageError: E242, if devices or links are not all alike, or it is not a number.
     """
     match, first = _MORE.fullmatch(change), cluster.devices[0]
     if match is None:
@@ -174,7 +174,7 @@ def options_of(case: Case, algorithm: str | None) -> PlanOptions:
 def _anew(
     case: Case, cluster: Cluster, what: str, algorithm: str | None
 ) -> tuple[Alternative, ...]:
-    """Plan the step as things are, and on another cluster."""
+    """Plan the step on its own cluster and on another one."""
     return (
         _planned(case, case.cluster, "unchanged", algorithm),
         _planned(case, cluster, what, algorithm),

@@ -32,17 +32,17 @@ def ask(
     Args:
         graph: The graph that it is for.
         plan: A valid plan that names its cluster.
-        name: An op, a tensor, a device or a layer; of "memory" a change of the limits, such as
-            "+2GiB", and of "time" a number of devices more, "+1", for both of which the step is
-            planned anew.
+        name: An op, a tensor, a device or a layer. For "memory" a change of the limits, such as
+            "+2GiB", and for "time" a number of additional devices, "+1"; for both, the step is
+            planned again.
         topic: What to explain of the whole plan instead.
-        algorithm: Of plans made anew; None for the best of the plan's kind.
+        algorithm: Of new plans; None for the best of the plan's kind.
         costs: As for `plan`.
 
     Raises:
-        UsageError: E206, for an algorithm where nothing is planned; E210, if there is none such;
-            E240, if nothing is asked; E241, if there is nothing of that name; E242, if the cluster
-            cannot be changed so.
+        UsageError: E206, if an algorithm is named but nothing is planned; E210, if it does not
+            exist; E240, if nothing is asked; E241, if nothing has that name; E242, if the cluster
+            cannot be changed this way.
         MismatchError: E503, if the plan is for another graph.
         InvalidPlanError: E410, if it is not valid.
     """

@@ -1,4 +1,4 @@
-"""A plan opened for questions: its graph, costs, simulated times, and the layers of its ops."""
+"""A plan to ask about: its graph, costs, simulated times, and the layers of its ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAME_TIME = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A valid plan, and all that is known of it.
+    """A valid plan, and everything known about it.
 
     Attributes:
         graph: That it is for.
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before believing the times."""
+        """What a reader should know about the times."""
         said, now = self.plan.predicted, self.timeline.makespan
         if said is None or abs(said.makespan_s - now) <= SAME_TIME * max(now, said.makespan_s):
             return ()
@@ -161,13 +161,13 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
     """Check a plan and simulate it.
 
     Args:
-        graph: The graph that it is for.
+        graph: The graph that the plan is for.
         plan: The plan.
         costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
-        InvalidPlanError: E410, if it is not valid.
+        InvalidPlanError: E410, if the plan is not valid.
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)

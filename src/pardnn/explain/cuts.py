@@ -1,4 +1,4 @@
-"""Other cuts of a tensor, judged: it lies otherwise, and all else as it was, or cut anew.
+"""Evaluation of other layouts of a tensor, with everything else unchanged or cut again.
 
 With all else as it was, the ops keep the loops that they are cut along and fetch what they need of
 the tensor from where it lies now: the partitioned graph is made, simulated, and its memory proven.
@@ -41,7 +41,7 @@ MOST_DIMS = 3
 
 
 class _Asked(NamedTuple):
-    """A tensor that could be cut otherwise.
+    """A tensor that could be cut differently.
 
     Attributes:
         case: A plan that cuts every op.
@@ -49,7 +49,7 @@ class _Asked(NamedTuple):
         partition: Of the plan.
         name: Of the tensor, in the step.
         pieces: What `graph` has of it.
-        mixed: The plan, if it cuts ops inside of submeshes.
+        mixed: The plan, if it cuts ops inside submeshes.
     """
 
     case: Case
@@ -70,12 +70,12 @@ class _Asked(NamedTuple):
 def other_cuts(
     case: Case, tensors: list[str], mixed: Mixed | None = None
 ) -> tuple[Alternative, ...]:
-    """Judge other layouts of the first of some tensors that can be cut.
+    """Evaluate other layouts of the first tensor that can be cut.
 
     Args:
         case: A plan that cuts every op.
         tensors: Names of the graph.
-        mixed: The plan, if it cuts ops inside of submeshes.
+        mixed: The plan, if it cuts ops inside submeshes.
     """
     partition = case.plan.partition
     assert partition is not None
@@ -116,7 +116,7 @@ def _judged(asked: _Asked, layout: Layout, *, anew: bool) -> Iterator[Alternativ
     Args:
         asked: About which tensor.
         layout: Another one.
-        anew: Whether all else is cut anew, too.
+        anew: Whether everything else is cut again, too.
     """
     case, partition = asked.case, asked.partition
     costs = costs_for(asked.graph, case.cluster, case.choice)
@@ -165,12 +165,12 @@ def _with_layout(asked: _Asked, layout: Layout) -> dict[str, Layout]:
 
 
 def _alternative(asked: _Asked, problem: Problem, what: str, sharding: Sharding) -> Alternative:
-    """Return what a sharding comes to.
+    """Return the result of a sharding.
 
     Args:
         asked: About which tensor.
         problem: What it solves.
-        what: It is, for people.
+        what: Description, for people.
         sharding: The other cut.
     """
     try:

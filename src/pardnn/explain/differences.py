@@ -1,9 +1,9 @@
 """How two plans differ: what moved, and which of the moves matter.
 
-Ops are matched by name. A group of moves is what goes from one device to another in one layer; each
-group is applied to the first plan alone and judged as any move (`explain.moved`), the largest
-`JUDGED` of them. Effects of single groups need not add up to that of all: two that are slow alone
-may be fast together, which the effect of all together, and the second plan itself, show.
+Ops are matched by name. A group of moves is everything that goes from one device to another in one
+layer. Each of the largest `JUDGED` groups is applied to the first plan by itself and evaluated like
+any move (`explain.moved`). The effects need not add up: two groups that are slow alone may be fast
+together, as the effect of all together, and the second plan itself, show.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _notes(a: Case, b: Case) -> tuple[str, ...]:
 
 
 def _rewritten(plan: Plan) -> str:
-    """Return what a plan does to the step beside placing and cutting its ops, in words."""
+    """Return in words what a plan does to the step besides placing and cutting its ops."""
     pieces = 1 if plan.pieces is None else len(plan.pieces.points) - 1
     words = ["has the batch whole" if pieces == 1 else f"has the batch in {pieces} pieces"]
     calls, states = len(plan.recompute or ()), len(plan.offload or ())
@@ -122,7 +122,7 @@ Key = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 def _moves(a: Case, b: Case) -> tuple[tuple[MovedOps, ...], Alternative | None]:
-    """Return what moved, the moves that bring most first, and all of them together."""
+    """Return the moves, those that gain most first, and all of them together."""
     whole, mixed = ([test(case) for case in (a, b)] for test in (_is_whole, mixed_of))
     if not all(whole) and None in mixed:
         return (), None
@@ -139,7 +139,7 @@ def _moves(a: Case, b: Case) -> tuple[tuple[MovedOps, ...], Alternative | None]:
         ops = [number for name in groups[key] for number in numbers[name]]
         alone = None
         if placed is not None and i < JUDGED:
-            alone = _applied(a, placed(ops), "this move alone")
+            alone = _applied(a, placed(ops), "only this move")
         found.append(_moved(a, b, key, groups[key], numbers, alone))
     found.sort(key=_effect)
     if placed is None or not groups:
@@ -158,9 +158,9 @@ _PlacedAs = Callable[[Sequence[int]], "Int64[ndarray, ' n']"]
 
 
 def _placed_as(a: Case, b: Case) -> _PlacedAs | None:
-    """Return what places ops of a plan as another one does; None where they have others.
+    """Return a placement of a plan's ops like another plan's; None if their ops differ.
 
-    Of plans that cut inside of submeshes, the first one's cut stays.
+    Of plans that cut inside submeshes, the first one's cut stays.
 
     Args:
         a: The plan.
@@ -192,7 +192,7 @@ def _applied(a: Case, place: Int64[ndarray, " n"], what: str) -> Alternative:
     Args:
         a: The first plan.
         place: Of all its ops.
-        what: It is, for people.
+        what: Description, for people.
     """
     try:
         found = judged(a, place)
@@ -205,7 +205,7 @@ def _applied(a: Case, place: Int64[ndarray, " n"], what: str) -> Alternative:
 
 
 def _effect(each: MovedOps) -> tuple[bool, float, float]:
-    """What brings most comes first, then what was not judged or does not fit, the largest first."""
+    """Sort key: largest gain first, then moves not evaluated or not fitting, largest first."""
     change = each.alone.change_s if each.alone is not None else None
     return change is None, 0.0 if change is None else change, -each.seconds
 
@@ -291,7 +291,7 @@ def _reordered(before: Sequence[str], after: Sequence[str]) -> int:
 
 
 def _relaid(a: Case, b: Case) -> tuple[Relaid, ...]:
-    """Return the tensors that lie otherwise, the largest first."""
+    """Return the tensors with another layout, largest first."""
     numbers = _numbers(a)
     found = [
         Relaid(

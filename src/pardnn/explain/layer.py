@@ -2,8 +2,8 @@
 
 Half as large: its ops take half of their seconds, and its tensors (parameters, optimizer states,
 gradients, activations, workspace) half of their bytes, so that its messages are shorter, too.
-Placement and order stay, so a plan made anew may gain more; what the other layers make of a layer's
-results keeps its size. It is a prediction, and says where to look first.
+Placement and order stay, so a new plan may gain more; what other layers make from the layer's
+results keeps its size. It is a prediction that says where to look first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def explain_layer(case: Case, name: str, ops: Iterable[int]) -> LayersExplained:
 
 
 def explain_layers(case: Case) -> LayersExplained:
-    """Explain all blocks, the one whose half would bring most time first, then most bytes."""
+    """Explain all blocks, sorted by the time, then the bytes, that halving them saves."""
     memory = Memory(case)
     blocks = np.array([block_of(layer) for layer in case.layers], dtype=object)
     names = dict.fromkeys(blocks.tolist())

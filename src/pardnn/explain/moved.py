@@ -1,11 +1,10 @@
-"""Another placement, judged: the ops in an order of its own, simulated, its memory proven.
+"""Evaluation of another placement: ordered, simulated, its memory proven.
 
-Two orders are tried and the faster one of those that fit counts: that of the plan, in which what is
-moved keeps its turn, with messages posted as memory allows (where that does not fit, an order as
-near to it as memory allows); and a new one, as the planner finds it for a fixed placement. So a
-move is judged by what it costs without moving anything else, and the best plan with it may be
-faster. Where a new order alone is faster than the plan's, that is told beside: it is no merit of
-the move.
+Two orders are tried, and the faster one that fits counts: the plan's order, in which moved ops keep
+their turn and messages are posted as memory allows (or, if that does not fit, an order as close to
+it as memory allows), and a new order, as the planner finds it for a fixed placement. So a move is
+evaluated without moving anything else, and the best plan with it may be faster. If a new order
+alone is faster than the plan's, that is reported separately, as it is not due to the move.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from pardnn.sim.transfers import missing_link
 
 
 class Judged(NamedTuple):
-    """What a placement comes to.
+    """The result of a placement.
 
     Attributes:
-        plan: The faster of those that fit, else the one that was nearest; None if it cannot run.
+        plan: The faster of those that fit, else the closest one; None if it cannot run.
         makespan_s: Simulated; None if none fits.
         peak_bytes: Of each device.
         transfer_bytes: Sent in all.
-        why: It cannot be; None if it can.
+        why: Why it is not possible; None if it is.
     """
 
     plan: PlanArrays | None
@@ -55,7 +54,7 @@ def moved(case: Case, ops: Sequence[int], device: int) -> Int64[ndarray, " n"]:
 
 
 def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
-    """Judge another placement of the ops of a plan.
+    """Evaluate another placement of the ops of a plan.
 
     Args:
         case: The plan.
@@ -102,7 +101,7 @@ def alternative(case: Case, what: str, found: Judged) -> Alternative:
 
     Args:
         case: The plan.
-        what: It is, for people.
+        what: Description, for people.
         found: How it was judged.
     """
     change = None if found.makespan_s is None else found.makespan_s - case.timeline.makespan
@@ -119,24 +118,24 @@ def alternative(case: Case, what: str, found: Judged) -> Alternative:
 
 
 def ordered_anew(case: Case) -> Alternative:
-    """Judge the plan with nothing moved: what an order made anew brings of every move."""
+    """Evaluate the plan with nothing moved: the part of every move's gain that is due to order."""
     found = judged(case, case.arrays.place.copy())
     return alternative(case, "nothing moved, new order", found)
 
 
 def moves(case: Case, ops: Sequence[int]) -> tuple[Alternative, ...]:
-    """Judge some ops on each device on which not all of them are."""
+    """Evaluate some ops on each device that does not have all of them."""
     here = set(case.arrays.place[list(ops)].tolist())
     others = [d for d in range(case.plan.num_devices) if here != {d}]
     return judged_each(case, {f"on {case.devices[d]}": moved(case, ops, d) for d in others})
 
 
 def judged_each(case: Case, places: Mapping[str, Int64[ndarray, " n"]]) -> tuple[Alternative, ...]:
-    """Judge other placements of the ops of a plan, and before them an order made anew, if faster.
+    """Evaluate other placements of the ops of a plan, preceded by a new order, if faster.
 
     Args:
         case: The plan.
-        places: What each is, for people, and the placement.
+        places: Each with its description.
     """
     stays = ordered_anew(case)
     found = [stays] if stays.change_s is not None and stays.change_s < 0 else []

@@ -114,7 +114,7 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
 
 
 def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alternative, ...]:
-    """Judge what the plan could have done with an op or tensor instead."""
+    """Evaluate what the plan could have done with an op or tensor instead."""
     mixed = mixed_of(case)
     if mixed is not None:
         return *_submeshes(case, mixed, subject.ops), *other_cuts(case, tensors, mixed)
@@ -124,7 +124,7 @@ def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alt
 
 
 def _submeshes(case: Case, mixed: Mixed, ops: tuple[int, ...]) -> tuple[Alternative, ...]:
-    """Judge some local ops, and all that must be with them, on other submeshes."""
+    """Evaluate some local ops, and all that must be with them, on other submeshes."""
     goes, size = together(mixed, ops), mixed.made.partition.mesh.size
     places = {
         f"on {', '.join(case.devices[at * size : (at + 1) * size])}": on_submesh(mixed, goes, at)
@@ -160,7 +160,7 @@ def _call(case: Case, op: int) -> Call:
 
 
 def _moves_with(case: Case, ops: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the other ops that no placement may put elsewhere."""
+    """Return the other ops that have to be on the same device."""
     mixed = mixed_of(case)
     if mixed is not None:
         asked = {mixed.made.of[i] for i in ops}

@@ -1,4 +1,4 @@
-"""What a person may ask about, by name: ops, tensors, layers, devices; misspelt names."""
+"""What users may ask about, by name: ops, tensors, layers, devices; misspelt names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def subject_of(case: Case, name: str) -> Subject:
     A device is named as in the cluster, or by its number.
 
     Raises:
-        UsageError: E241, with names that are like it.
+        UsageError: E241, with similar names.
     """
     whole = {op.name: op for op in case.graph.ops}
     tensors = {t.name: op.name for op in case.graph.ops for t in op.outputs}

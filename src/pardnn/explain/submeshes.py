@@ -1,8 +1,8 @@
-"""Plans that cut ops inside of submeshes, decided otherwise: another submesh, or another cut.
+"""Alternatives for plans that cut ops inside submeshes: another submesh, or another cut.
 
 The submesh of an op and its cut are two decisions. On another submesh, all that an op does goes to
 the same mesh positions there, and the cut stays; with another cut, each op stays on its submesh, in
-its turn. Either is an ordinary placement of local ops, judged as any other (`explain.moved`).
+its turn. Either is an ordinary placement of local ops, evaluated like any other (`explain.moved`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pardnn.sim.machine import machine_of
 
 
 class Mixed(NamedTuple):
-    """A plan that cuts ops inside of submeshes, by the ops that it cuts.
+    """A plan that cuts ops inside submeshes, by the ops that it cuts.
 
     Attributes:
         graph: What is cut: the step, or its pieces.
@@ -79,14 +79,14 @@ def on_submesh(
 
     Args:
         mixed: The plan.
-        goes: Whether each op of `graph` goes.
-        submesh: To where; one for all, or that of each.
+        goes: Whether each op of `graph` moves.
+        submesh: Where to; one for all, or one for each.
     """
     return devices_of(mixed.made, mixed.follows, np.where(goes, submesh, mixed.row))
 
 
 def cut_anew(case: Case, mixed: Mixed, legal: Sharding) -> tuple[Case, Judged]:
-    """Judge another cut, with each op on its submesh and in its turn.
+    """Evaluate another cut, with each op on its submesh and in its turn.
 
     Args:
         case: The plan.

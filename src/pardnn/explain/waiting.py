@@ -1,4 +1,4 @@
-"""Waits in people's words: chains with the user's layers, and what a device waits for, added up."""
+"""Waits in the user's terms: chains with layers, and what a device waits for, added up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEFORE, _BETWEEN, _AFTER = "before its first op", "between its ops", "after its
 
 
 class _Who(NamedTuple):
-    """What a stretch is, for people: stretches that agree in all but the op are one cause."""
+    """The cause of a stretch: stretches that differ only in the op have the same cause."""
 
     what: Any
     device: str
@@ -37,9 +37,10 @@ def _who(case: Case, stretch: Stretch) -> tuple[_Who, int]:
 
 
 def chain_of(case: Case, op: int) -> tuple[Link, ...]:
-    """Return what an op waits for, the last first, back to second 0.
+    """Return what an op waits for, latest first, back to second 0.
 
-    Ops of one layer that run in a row on one device are one link; what takes no time is none.
+    Ops of one layer that run in a row on one device are one link; anything that takes no time is
+    skipped.
     """
     found: list[Link] = []
     last: _Who | None = None
@@ -90,7 +91,7 @@ def why_then(case: Case, message: int) -> str:
 
 
 class _Sum:
-    """Seconds by cause, and the op that takes most of each."""
+    """Seconds by cause, and the op that takes the most of each."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

@@ -89,5 +89,5 @@ def block_of(layer: str) -> str:
 
 
 def is_within(layer: str, prefix: str) -> bool:
-    """Whether a module is another one or inside of it."""
+    """Whether a module is another one or inside it."""
     return layer == prefix or layer.startswith(f"{prefix}.")

@@ -93,6 +93,6 @@ def _saving(save: Callable[..., None]) -> Callable[..., None]:
 def _tell_of_no_cache() -> None:
     COMPILATIONS.kept = "not kept"
     _LOG.warning(
-        "compiled kernels cannot be kept, so each command compiles them anew: set NUMBA_CACHE_DIR "
+        "compiled kernels cannot be kept, so each command compiles them again: set NUMBA_CACHE_DIR "
         "to a folder that can be written"
     )

@@ -26,7 +26,7 @@ class Decision(NamedTuple):
         plan: Placement, order and messages.
         moved_ops: Ops that the memory step moved.
         seconds_by_step: Wall time of each step of the algorithm.
-        notes: What a person should know about it.
+        notes: What a reader should know about it.
         lower_bound_s: No plan that fits is faster; 0 if nothing is known.
     """
 

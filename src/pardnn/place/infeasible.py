@@ -132,8 +132,7 @@ def named_op(error: InfeasibleError, graph: Graph) -> InfeasibleError:
     where, kinds = f" ({op.source})" if op.source else "", ", ".join(sorted(op.seconds or ()))
     return InfeasibleError(
         f"op {shown(op.name)}{where} cannot run on any device of the cluster, alone or with its "
-        f"group; its `seconds` name: {kinds or 'none'}.\n"
-        "Add a device of such a type.",
+        f"group; its `seconds` name: {kinds or 'none'}.\nAdd a device of one of these types.",
         code="E302",
         details={"op": op.name, "source": op.source},
     )

@@ -1,4 +1,4 @@
-"""What a user demands of a plan: where ops run, how tensors are cut, how many pieces; named.
+"""Constraints on a plan by name: where ops run, how tensors are cut, how many pieces.
 
 | kind | `what` | more | holds where |
 | --- | --- | --- | --- |
@@ -6,8 +6,8 @@
 | forbid | ops; none: all | `devices` | none of these ops runs on any of them |
 | together | two or more, or one layer | | all of these ops run on one device |
 | apart | two or more | | no device runs ops of two of them |
-| layout | tensors | `dim`, `axis` | this mesh axis, or each, cuts them along this dim, or not |
-| pieces | | `count` | the batch is in so many pieces |
+| layout | tensors | `dim`, `axis` | this mesh axis, or each, cuts them along this dim, or none |
+| pieces | | `count` | the batch is cut in this many pieces |
 
 `what` are names of ops, tensors and layers, "op:NAME", "tensor:NAME", "layer:PATH", or the name
 alone, which is looked for in this order. A tensor stands for the op that makes it, which is where
@@ -48,19 +48,19 @@ DeviceName = int | str
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """One constraint, which every plan must meet; with a price, a preference.
+    """One constraint that the plan has to meet; with a price, a preference.
 
     Attributes:
         kind: See the module.
         what: Names of ops, tensors and layers.
-        devices: Numbers, or names of the cluster.
-        dim: Of a layout: the tensor dim that is cut, or "whole".
-        axis: Of a layout: the mesh axis, by its number or name; None for every axis.
-        count: Of pieces of the batch.
-        price_s: Seconds that a plan may lose to meet it; None if it has to.
+        devices: Numbers, or names in the cluster.
+        dim: For a layout: the tensor dim that is cut, or "whole".
+        axis: For a layout: the mesh axis by number or name; None for every axis.
+        count: For pieces: how many.
+        price_s: Seconds that the step may lose to meet it; None if it has to be met.
 
     Raises:
-        UsageError: E245, if it says nothing.
+        UsageError: E245, if something is missing or too much.
     """
 
     __pydantic_config__ = STRICT
@@ -74,7 +74,7 @@ class Constraint:
     price_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that it says something."""
+        """Check that it is complete."""
         why = next(_gaps(self), None)
         if why is not None:
             raise unusable(self, why)
@@ -101,7 +101,7 @@ class Constraint:
 
 
 def _gaps(each: Constraint) -> Iterator[str]:
-    """Yield what is missing for a constraint to say something, or is too much."""
+    """Yield what is missing in a constraint, or too much."""
     kind = each.kind
     if (kind in ("pin", "forbid")) != bool(each.devices):
         yield "it takes no devices" if each.devices else "it names no device"
@@ -135,48 +135,48 @@ class Constraints:
 
 
 def pin(what: str, *devices: DeviceName) -> Constraint:
-    """Return the demand that an op, tensor or layer is on one of these devices.
+    """Return the constraint that an op, tensor or layer is on one of these devices.
 
     Args:
         what: Such as "layer:model.h.3".
-        *devices: Numbers, or names of the cluster. Of several, each op is on any of them.
+        *devices: Numbers, or names in the cluster. With several, each op may be on any of them.
     """
     return Constraint(kind="pin", what=(what,), devices=devices)
 
 
 def forbid(*devices: DeviceName, what: str | None = None) -> Constraint:
-    """Return the demand that an op, tensor or layer is on none of these devices.
+    """Return the constraint that an op, tensor or layer is on none of these devices.
 
     Args:
-        *devices: Numbers, or names of the cluster.
+        *devices: Numbers, or names in the cluster.
         what: Such as "layer:model.h.3"; None for all ops.
     """
     return Constraint(kind="forbid", what=() if what is None else (what,), devices=devices)
 
 
 def together(*what: str) -> Constraint:
-    """Return the demand that all of these ops, tensors and layers are on one device."""
+    """Return the constraint that all of these ops, tensors and layers are on one device."""
     return Constraint(kind="together", what=what)
 
 
 def apart(*what: str) -> Constraint:
-    """Return the demand that no device has ops of two of these ops, tensors and layers."""
+    """Return the constraint that no two of these ops, tensors and layers share a device."""
     return Constraint(kind="apart", what=what)
 
 
 def fix_layout(what: str, dim: int | Literal["whole"], axis: int | str | None = None) -> Constraint:
-    """Return the demand that a tensor, or a layer's parameters, are cut so, or kept whole.
+    """Return the constraint that a tensor, or a layer's parameters, are cut this way or kept whole.
 
     Args:
         what: Such as "model.h.3.mlp.c_fc.weight" or "layer:model.h.3.mlp.c_fc".
         dim: The tensor dim that is cut, or "whole".
-        axis: The mesh axis, by number or name; None: every axis.
+        axis: The mesh axis by number or name; None for every axis.
     """
     return Constraint(kind="layout", what=(what,), dim=dim, axis=axis)
 
 
 def fix_pieces(count: int) -> Constraint:
-    """Return the demand that the batch is in so many pieces."""
+    """Return the constraint that the batch is cut in this many pieces."""
     return Constraint(kind="pieces", count=count)
 
 
@@ -184,8 +184,8 @@ def prefer(constraint: Constraint, price_s: float) -> Constraint:
     """Return a preference: the constraint holds unless it slows the step by more than its price.
 
     Args:
-        constraint: Of any kind.
-        price_s: Seconds of a step.
+        constraint: A constraint of any kind.
+        price_s: The price, in seconds per step.
     """
     return dataclasses.replace(constraint, price_s=price_s)
 
@@ -210,7 +210,7 @@ def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
 
     Raises:
         FileError: E403 to E407.
-        UsageError: E245, if a constraint says nothing.
+        UsageError: E245, if a constraint is incomplete.
     """
     what = f"constraints file {str(path)!r}"
     return files.parse_as(Constraints, files.read_bytes(path), what).constraints

@@ -62,7 +62,7 @@ class Predicted:
         makespan_s: Of one step, simulated.
         peak_bytes: Of each device.
         transfer_bytes: Sent in all.
-        costs: Where the seconds of ops come from, see `cost.costs.Costs`; None if not told.
+        costs: Where the seconds of ops come from, see `cost.costs.Costs`; None if not stated.
     """
 
     __pydantic_config__ = STRICT
@@ -75,12 +75,12 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """How an algorithm fared beside the one that won.
+    """How an algorithm compared with the one that won.
 
     Attributes:
         algorithm: Its name; before it the part of a search that it was run in.
         makespan_s: Simulated, in seconds; None if it made no plan.
-        why: It made none; None if it made one.
+        why: Why it made none; None if it made one.
     """
 
     __pydantic_config__ = STRICT
@@ -97,8 +97,8 @@ class Plan:
     Attributes:
         placement: Device index of each op.
         order: Op names of each device, in the order in which it runs them.
-        messages: Every tensor that crosses devices. Their order is the global total order
-            that the planner proposes; `plan.lower` keeps to it where that cannot deadlock.
+        messages: Every tensor that crosses devices, in the total order that the planner proposes;
+            `plan.lower` keeps this order where it cannot deadlock.
         graph_fingerprint: Of the graph it was made for.
         op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`, or
             op of `pieces` and what it is a piece of (0 if that is none of the graph), joined, to
@@ -113,14 +113,14 @@ class Plan:
             live on devices.
         recompute: Ops that are called once more (`plan.rewritten.recompute`); placement, order and
             messages then are of the graph with these calls. None if every op runs once.
-        constraints: What was demanded of it, which the checker proves; None if nothing was.
+        constraints: The constraints it has to meet, which the checker proves; None if none.
         cluster: What it was made for; None in a plan written by hand.
-        algorithm: The one that won.
+        algorithm: The algorithm that won.
         objective: What it minimised.
         seed: Of the planner.
         reserve: Fraction of each device's memory that stays unused.
         predicted: What the planner expects.
-        notes: What a person should know about this plan.
+        notes: What a reader should know about this plan.
         tried: What was tried, in this order, before local search improved the best.
         checksum: SHA-256 over everything else; a damaged file is refused.
     """

@@ -1,9 +1,9 @@
-"""State that lies on devices because a plan runs already: what a next plan leaves where it is.
+"""State that is on devices because a plan already runs, and that the next plan leaves there.
 
 The same model at another batch size, in evaluation, or in a second step function is another graph
-and has a plan of its own. If both plans keep the shared parameters, buffers and optimizer states on
-the same devices, in the same boxes, training goes on under the second without moving a tensor.
-`check_state_kept` proves that a plan does so, and that devices also hold what only others use.
+with a plan of its own. If both plans keep the shared parameters, buffers and optimizer states on
+the same devices, in the same boxes, training continues under the second without moving a tensor.
+`check_state_kept` proves that a plan does so, and that it fits next to what only other steps use.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pardnn.plan.state_layout import STATE_KINDS, Shard, StateLayout, places_of,
 
 
 class Held(NamedTuple):
-    """A tensor of state, and where it lies.
+    """A state tensor, and where it is.
 
     Attributes:
         tensor: The whole tensor, in the graph of the plan that put it there.
         shards: By device.
         bytes: On each device.
-        mesh: Of the plan that cut it; None where it lies whole on one device.
+        mesh: Of the plan that cut it; None if it is whole on one device.
     """
 
     tensor: Tensor
@@ -41,14 +41,14 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StateInPlace:
-    """What lies on the devices of a cluster when a step is planned; see `state_in_place`.
+    """State on the devices of a cluster when a step is planned; see `state_in_place`.
 
     Attributes:
-        held: Per source op of a whole graph its tensor.
+        held: The tensor of each source op of the whole graph.
         num_devices: Number of devices.
-        other_bytes: On each device, for what is no state but stays, such as constants of a plan
-            that goes on being used; empty for none.
-        near: The plan that ran last; where it placed ops is where the search begins.
+        other_bytes: On each device, for what stays but is not state, such as constants of a plan
+            that remains in use; empty for none.
+        near: The plan that ran last; the search starts from where it placed ops.
     """
 
     held: Mapping[str, Held]
@@ -69,12 +69,12 @@ def state_in_place(
     before: StateInPlace | None = None,
     other_bytes: Sequence[int] = (),
 ) -> StateInPlace:
-    """Return the state that lies on the devices once a plan runs.
+    """Return the state that is on the devices once a plan runs.
 
     Args:
         graph: The whole graph of the step.
-        plan: Made for it.
-        before: What lay there when the plan was made; state that its graph lacks still does.
+        plan: The plan for it.
+        before: What was there when the plan was made; state that this graph lacks stays there.
         other_bytes: See `StateInPlace`.
     """
     tensors = {op.name: op.outputs[0] for op in graph.ops if op.kind in STATE_KINDS}
@@ -105,7 +105,7 @@ def usable_beside(graph: Graph, state: StateInPlace, usable: list[int | None]) -
 
     Args:
         graph: Of the step.
-        state: What lies there.
+        state: What is there.
         usable: Of each device in all; None for unlimited.
     """
     absent = absent_bytes(graph, state)
@@ -119,7 +119,7 @@ def bytes_alone(graph: Graph, state: StateInPlace) -> StateInPlace:
 
     Args:
         graph: Of the step.
-        state: What lies there.
+        state: What is there.
     """
     absent = tuple(absent_bytes(graph, state))
     return dataclasses.replace(state, held={}, other_bytes=absent)
@@ -152,8 +152,8 @@ def state_problems(
     Args:
         graph: The whole graph.
         plan: A valid plan for it.
-        state: What lies on the devices.
-        cluster: Tells the limits; the plan's own if None.
+        state: What is on the devices.
+        cluster: Gives the limits; None for the plan's own.
     """
     if plan.num_devices != state.num_devices:
         return [f"the plan is for {plan.num_devices} devices, the state is on {state.num_devices}"]
@@ -193,13 +193,13 @@ def _where(shards: Sequence[tuple[int, object, bool]]) -> str:
 def check_state_kept(
     graph: Graph, plan: Plan, state: StateInPlace, cluster: Cluster | None = None
 ) -> None:
-    """Raise unless a plan leaves state where it is, and fits beside what only others use.
+    """Raise unless a plan leaves state where it is, and fits next to what only other steps use.
 
     Args:
         graph: The whole graph.
         plan: A valid plan for it, see `check_plan`.
-        state: What lies on the devices.
-        cluster: Tells the limits; the plan's own if None.
+        state: What is on the devices.
+        cluster: Gives the limits; None for the plan's own.
 
     Raises:
         InvalidPlanError: E410, with all problems in `details["problems"]`.

@@ -91,7 +91,7 @@ SOLVER_SHARE = 0.75
 #: every bit.
 BEST, BEST_WHOLE = "auto", "auto-whole"
 
-#: What is tried first where state lies on the devices: the plan that ran before, if it is one for
+#: What is tried first where state is on the devices: the plan that ran before, if it is one for
 #: this graph too.
 BEFORE = "the plan before"
 
@@ -140,12 +140,12 @@ def mixed_parts(name: str) -> tuple[str, str] | None:
 
 
 def cuts_ops(name: str) -> bool:
-    """Whether an algorithm cuts every op, over all devices or inside of submeshes."""
+    """Whether an algorithm cuts every op, over all devices or inside submeshes."""
     return name in SHARDED or mixed_parts(name) is not None
 
 
 def known_algorithms() -> list[str]:
-    """Return what `--algorithm` takes."""
+    """Return the names that `--algorithm` accepts."""
     return [BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED, *RECIPES]
 
 

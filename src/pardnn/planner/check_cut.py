@@ -1,15 +1,15 @@
 """The proof of a cut: what a cut plan's ops compute is what the graph computes.
 
-Problem: a cut plan brings its own graph, and `plan.check` follows data through it, but cannot know
-what the local op of an op must be: a sum in place of a mean, or another operand of the same shape,
+Problem: a cut plan contains its own graph. `plan.check` follows data through it, but cannot know
+what the local op of an op has to be: a sum instead of a mean, or another operand of the same shape,
 would pass.
-Idea: only the decision is taken from the plan (layouts, cut loops, how regions are fetched; the
-begins of the pieces). The ops follow from it and the graph once more, and must be those of the plan
-in every field: kind, arguments, inputs, `after`, bytes, strides. So must where they run, and what
-is received in place. What may differ is the order and the messages, which `plan.check` proves.
-No compiler is loaded: a rank may prove what it is given.
+Idea: only the decision is taken from the plan (layouts, cut loops, how regions are fetched, where
+pieces start). The ops are derived from it and the graph again, and must equal those of the plan in
+every field: kind, arguments, inputs, `after`, bytes, strides. So must the devices they run on and
+what is received in place. Only order and messages may differ; `plan.check` proves those.
+No compiler is loaded, so a rank can prove the plan that it is given.
 Complexity: that of partitioning once.
-Deviations: the code that cut the graph cuts it again, so a fault of ours is not seen here; that is
+Deviations: the code that cut the graph cuts it again, so a bug in pardnn is not seen here; that is
 what `plan.cut.check_partitioned_graph`, and numeric tests of all layouts by all operators, are for
 (docs/decisions).
 """
@@ -42,11 +42,11 @@ _AGAIN = "Plan this graph again, with the descriptions of all its operators."
 
 
 def cut_problems(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield what a cut plan's ops do that does not follow from its decision.
+    """Yield where a cut plan's ops do not follow from its decision.
 
     Args:
         graph: The graph that it cuts.
-        plan: Valid by `plan.check`; one that cuts nothing has no problems.
+        plan: Valid according to `plan.check`; one that cuts nothing has no problems.
     """
     if plan.pieces is not None:
         problems = list(_pieces_problems(graph, plan.pieces))
@@ -149,7 +149,7 @@ def _owned(calls: Mapping[str, Op], partition: Partition, local: Op) -> str:
 
 
 def _other_places(plan: Plan, derived: Plan) -> Iterator[str]:
-    """Yield ops that run elsewhere, and messages received elsewhere, than the cut says."""
+    """Yield ops and receives that are on another device than the cut says."""
     for name, device in derived.placement.items():
         if plan.placement.get(name, device) != device:
             yield (
@@ -218,14 +218,14 @@ def _differences(
 
 
 def _is_same(op: Op, expected: Op) -> bool:
-    """Whether two ops are the same in what decides; as text 1, 1.0, true and -0.0 differ."""
+    """Whether two ops are equal where it matters; as text, 1, 1.0, true and -0.0 differ."""
     if op != expected:  # lists where others have tuples are the same
         return _text(_deciding(op)) == _text(_deciding(expected))
     return _text(op.arguments) == _text(expected.arguments)
 
 
 def _deciding(op: Op) -> dict[str, Any]:
-    """Return an op without where its code stands: a line added above a step changes no plan."""
+    """Return an op without its source line: a line added above a step changes no plan."""
     return {key: value for key, value in op_to_dict(op).items() if key not in ("source", "module")}
 
 

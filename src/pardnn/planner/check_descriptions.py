@@ -1,10 +1,10 @@
-"""Descriptions held against their operators: a user's is spot-checked before a plan relies on it.
+"""Spot checks of users' descriptions against their operators, before a plan relies on them.
 
-Problem: a wrong description trains wrongly in silence.
+Problem: a wrong description makes training silently wrong.
 Idea: a few of the graph's own calls are made on random values, whole and by two and three workers
 along every loop (`backends/torch/ops/verify_description.py`). Large tensors are shrunk, equal sizes
-alike, if the operator then still makes results of the shrunk sizes. A difference counts if it shows
-for two draws of values.
+equally, if the operator still makes results of the shrunk sizes. A difference counts if two draws
+of values show it.
 Complexity: at most `CALLS` calls of each operator, of at most `ELEMENTS` elements.
 """
 
@@ -46,7 +46,7 @@ class Verification:
     Attributes:
         kind: The operator.
         verified: Loops and numbers of workers whose ops make up the whole.
-        skipped: Those that cannot be cut so.
+        skipped: Those that cannot be cut this way.
         problems: Loop, number of workers and what is wrong.
     """
 
@@ -112,7 +112,7 @@ def verify_call(
 
 
 def check_descriptions(graph: Graph) -> tuple[str, ...]:
-    """Hold the descriptions that a graph takes from its user against their operators.
+    """Check the user's descriptions that a graph needs against their operators.
 
     Returns:
         A note for each operator that could not be run here, with the reason, and for each loop
@@ -156,7 +156,7 @@ def _not_exchanged(call: Call) -> Iterator[tuple[str, str]]:
 
 
 def _unchecked(op: Op, call: Call, description: Description) -> str | None:
-    """Return why a call could not be made; None if it was, and is as its description says."""
+    """Return why a call could not be made; None if it was made and matches its description."""
     reason = "its tensors are too large"
     for sample, double in itertools.product(_samples(call), (True, False)):
         try:
@@ -186,7 +186,7 @@ def _unchecked(op: Op, call: Call, description: Description) -> str | None:
 
 
 def _problem(call: Call, draws: Sequence[Mapping[str, Any]]) -> tuple[str, int, str] | None:
-    """Return loop, workers and what is wrong, if it is for each draw of values."""
+    """Return loop, workers and the fault, if every draw of values shows it."""
     found: list[tuple[str, int, str]] = []
     for values in draws:
         problems = verify_call(call.kind, call.args, call.kwargs, values, (2, 3)).problems

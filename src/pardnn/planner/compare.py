@@ -14,12 +14,12 @@ from pardnn.report.results import CompareRow, PlanResult
 def compare(
     problem: Problem, names: Iterable[str], tell: Callable[[str], None] = lambda _: None
 ) -> tuple[CompareRow, ...]:
-    """Plan with each of these algorithms, under one simulator; a failure is a row, no error.
+    """Plan with each of these algorithms, under one simulator; a failure is a row, not an error.
 
     Args:
         problem: What to plan.
         names: Of the algorithms.
-        tell: Called with what is tried now, in a few words.
+        tell: Called with a short text about what is being tried.
     """
     names, rows = tuple(names), list[CompareRow]()
     for number, name in enumerate(names, 1):
@@ -39,7 +39,7 @@ def compare(
 def _told(
     tell: Callable[[str], None], head: str, what: str, tried: int, best_s: float | None
 ) -> None:
-    """Tell what one of the algorithms tries."""
+    """Report what one of the algorithms is trying."""
     del best_s
     tell(f"{head}: {what}; {tried} tried" if tried else head)
 

@@ -1,4 +1,4 @@
-"""The choice of the costs that a plan is made with."""
+"""Which costs a plan is made with."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def states_costs(graph: Graph) -> bool:
 
 
 def stated_costs(plan: Plan) -> str | None:
-    """Return the preset that a plan was made with, for `costs_for`; None if its costs were others.
+    """Return the preset that a plan was made with, for `costs_for`; None for other costs.
 
-    Of several, one that is not measured on this CPU.
+    If there are several, take one that is not measured on this CPU.
     """
     names = ((plan.predicted and plan.predicted.costs) or "").split(", ")
     presets = [name for name in names if name in PRESET_NAMES]
@@ -50,9 +50,9 @@ def stated_costs(plan: Plan) -> str | None:
 
 
 def choice_of(plan: Plan, choice: str | None, graph: Graph, planned: Graph) -> str | None:
-    """Return the costs that a user chose, for `costs_for`; else those that a plan was made with.
+    """Return the user's choice of costs, for `costs_for`; else the costs that a plan was made with.
 
-    Measured ones are those of CPU ranks, on a machine that still has them.
+    Measured costs are those of CPU ranks, if this machine still has them.
 
     Args:
         plan: A plan.
@@ -89,7 +89,7 @@ def costs_for(
 
     Args:
         graph: The graph.
-        cluster: Tells the device types.
+        cluster: Has the device types.
         choice: None: the graph's own `seconds` if every call states them, else "measured" of a
             graph captured in this process and `FILE_PRESET` of any other, which may be a file of
             somebody else's; "measured": timed on this machine's device and cached, which runs the
@@ -184,7 +184,7 @@ def partitioned_costs(
     Args:
         graph: The graph.
         partitioned: Its partitioned graph.
-        cluster: Tells the device types.
+        cluster: Has the device types.
         costs: Of the graph.
         threads: That an op may use on a CPU.
     """
@@ -199,7 +199,7 @@ def partitioned_costs(
 def scaled_costs(graph: Graph, costs: Costs, partitioned: Graph) -> Costs:
     """Return an estimate of the costs of a partitioned graph, without measuring.
 
-    A local op takes of its op's time the share that a roofline gives it, at most all of it.
+    A local op takes the share of its op's time that a roofline gives it, at most all of it.
 
     Args:
         graph: The graph.

@@ -40,7 +40,8 @@ def estimate(problem: Problem) -> EstimateResult:
     """Return whether a step fits a cluster, and what takes the memory.
 
     Args:
-        problem: The step and the cluster with its limits; of the options, reserve and seed count.
+        problem: The step and the cluster with its limits; of the options, only reserve and seed are
+            used.
     """
     warm_up(ALGORITHMS_TRIED)
     graph = problem.graph
@@ -93,8 +94,8 @@ def _limited(problem: Problem, limit: int | None) -> Problem:
 def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, PlanArrays]:
     """Return the smallest equal limit in bytes per device found to fit, and a plan for it.
 
-    Bisection over the limit, each one tried by planning: an upper bound of the true minimum. It
-    starts below from what no plan can avoid and above from the largest peak without limits.
+    Bisection over the limit; each one is tried by planning, so this is an upper bound of the true
+    minimum. It starts between what no plan can avoid and the largest peak without limits.
 
     Args:
         problem: What to plan.
@@ -118,7 +119,7 @@ def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, Pla
 
 
 def with_reserve(num_bytes: int, reserve: float) -> int:
-    """Return the limit of which this much is usable."""
+    """Return the limit that leaves this much usable."""
     limit = math.ceil(num_bytes / (1 - reserve))
     while int(limit * (1 - reserve)) < num_bytes:  # the product is rounded down
         limit += 1
@@ -172,11 +173,11 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
 def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
     """Return options that were tried and fit: a larger limit, or more devices of this kind.
 
-    They are tried by the algorithm and objective that were asked for; `auto` by `ALGORITHMS_TRIED`.
+    They are tried with the requested algorithm and objective; `auto` uses `ALGORITHMS_TRIED`.
 
     Args:
         problem: What no plan was found for.
-        peak: Bytes of the plan that came nearest, where ops are cut.
+        peak: Bytes of the plan that came closest, if ops are cut.
     """
     cluster, algorithm = problem.cluster, problem.options.algorithm
     names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
@@ -210,9 +211,9 @@ def _fits(problem: Problem, algorithm: str, names: Sequence[str]) -> bool:
 
 
 def _cut_peak(problem: Problem) -> tuple[bool, int | None]:
-    """Return whether a plan that cuts every op fits, and else what the nearest one needs.
+    """Return whether a plan that cuts every op fits, or else what the closest one needs.
 
-    What moves the fewest bytes is among what is tried for either objective.
+    For either objective, the cut that moves the fewest bytes is tried too.
     """
     try:
         fitting_plans(problem.with_options(objective="bytes"), problem.options.algorithm)
@@ -224,11 +225,11 @@ def _cut_peak(problem: Problem) -> tuple[bool, int | None]:
 def limit_tried(
     problem: Problem, peak: int | None, tried: Callable[[Problem], tuple[bool, int | None]]
 ) -> int | None:
-    """Return an equal limit per device that a plan was found for; None if for none of a few.
+    """Return an equal limit per device for which a plan was found; None after a few failures.
 
-    Each limit is what the nearest plan for the one before needs. The first that fits may be far
-    above the least, so it is lowered by bisection to within `LOWERED_TO` of one that does not fit,
-    as long as time is left.
+    Each limit is what the closest plan for the previous limit needs. The first that fits may be far
+    above the minimum, so it is lowered by bisection to within `LOWERED_TO` of one that does not
+    fit, as long as time is left.
 
     Args:
         problem: What no plan was found for.

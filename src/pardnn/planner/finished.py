@@ -105,7 +105,7 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
 
 
 def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
-    """Return what the plan does under a scheduler of its engine's own."""
+    """Return what the plan does under the engine's own scheduler."""
     policy, place = problem.options.policy, outcome.plan.place
     if policy == "order":
         return []

@@ -1,7 +1,7 @@
-"""What state that lies on devices forces on a plan: the kind of plan, pins, and memory.
+"""What state on devices demands of the next plan: the kind of plan, pins, and memory.
 
-A pin is nothing new to the algorithms: a source op that only one device can run. So all of them
-keep to pins, as they do to ops that a device type cannot run.
+To the algorithms, a pin is a source op that only one device can run. So all of them respect pins,
+as they respect ops that a device type cannot run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind = Literal["whole", "cut"]
 
 
 def kept(graph: Graph, state: StateInPlace) -> dict[int, Held]:
-    """Return what lies on the devices of each source op, by number of the op."""
+    """Return the state on the devices of each source op, by number of the op."""
     return {
         i: state.held[op.name]
         for i, op in enumerate(graph.ops)
@@ -45,7 +45,7 @@ def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
     """Return which kind of plan leaves a graph's state where it is; None if both do.
 
     Raises:
-        UsageError: E225, if some of it lies whole and some cut, or as no plan leaves it.
+        UsageError: E225, if some of it is whole and some cut, or no plan leaves it that way.
     """
     found: dict[Kind, int] = {}
     for i, held in kept(graph, state).items():
@@ -65,7 +65,7 @@ def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
 
 
 def pins_of(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
-    """Return the device on which each op's state lies whole; -1 for ops that are free."""
+    """Return the device on which each op's state is whole; -1 for ops that are free."""
     pins = np.full(len(graph.ops), -1, dtype=np.int64)
     for i, held in kept(graph, state).items():
         if held.mesh is None:
@@ -80,10 +80,10 @@ def pinned(machine: Machine, pins: Int64[ndarray, " n"]) -> Machine:
 
 
 def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:
-    """Return how state of a graph lies cut, by tensor; None if none of it does.
+    """Return how state of a graph is cut, by tensor; None if none of it is.
 
     Raises:
-        UsageError: E225, if it does not lie as a cut on one mesh leaves it.
+        UsageError: E225, if its layout is not that of a cut on one mesh.
     """
     cut = {i: held for i, held in kept(graph, state).items() if held.mesh is not None}
     layouts: dict[str, Layout] = {}
@@ -114,17 +114,17 @@ def _layout_of(held: Held, mesh: Mesh) -> Layout | None:
 
 
 def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPlace) -> None:
-    """Raise if no plan can leave state where it is, for a reason that is known beforehand.
+    """Raise if it is clear in advance that no plan can leave state where it is.
 
     Args:
         graph: The graph to plan.
         cluster: What it runs on.
         reserve: Fraction of each device's memory that stays unused.
-        state: What lies there.
+        state: What is there.
 
     Raises:
-        UsageError: E225, if it lies on another number of devices.
-        MismatchError: E503, if a tensor is another one.
+        UsageError: E225, if it is on another number of devices.
+        MismatchError: E503, if a tensor differs from the graph's tensor of that name.
         InfeasibleError: E301, if ops that must share a device hold state of two, or state alone is
             too large.
     """
@@ -184,7 +184,7 @@ def _check_memory(graph: Graph, usable: list[int | None], state: StateInPlace) -
 
 
 def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> InfeasibleError:
-    """Return an error that says what lies on the devices, beside what it said."""
+    """Return an error that also says what state is on the devices."""
     rows = [held.bytes for held in kept(graph, state).values()]
     absent = absent_bytes(graph, state)
     here = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(absent)

@@ -49,15 +49,15 @@ def make_plan(
 
     Args:
         problem: What to plan.
-        watch: Told what is going on.
+        watch: Called with the progress of the search.
         keep_best: Whether an interrupt ends the search, and the best plan so far is returned, if
             there is one.
 
     Raises:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
-        InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
+        InvalidPlanError: E410, if an algorithm broke a rule (a bug in pardnn).
         UsageError: E225, if no such plan can leave state where it is.
-        MismatchError: E503, if a tensor in place is another one.
+        MismatchError: E503, if a tensor in place differs from the graph's.
     """
     cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
     if problem.state is not None:
@@ -82,7 +82,7 @@ def make_plan(
 
 
 def _searched(problem: Problem, keep_best: bool) -> Outcome:
-    """Return the best outcome of a search, or of its part before an interrupt."""
+    """Return the best outcome of a search, or of what was done before an interrupt."""
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):

@@ -1,4 +1,4 @@
-"""The next plan of a step that runs already: another shape, flag or mode, the state in place."""
+"""The next plan of a running step, for another shape, flag or mode, with the state in place."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def next_plan(
 ) -> Plan:
     """Plan a graph of a step, with the state where it is if that fits.
 
-    Where it does not, the plan is free, and the runtime moves what lies elsewhere. Options were
-    chosen for the first graph of a step. What they cannot mean for a later one, a batch of one
-    sample or an evaluation, is left out: names that are not there, layouts (state has them, and
-    keeps them), pieces of no samples; and the best of its kind takes the place of an algorithm.
+    If it does not fit, the plan is free, and the runtime moves the state. Options were chosen for
+    the first graph of a step. Where they make no sense for a later one, such as a batch of one
+    sample or an evaluation, they are left out: missing names, layouts (state has and keeps them),
+    pieces without samples; and an algorithm is replaced by the best of its kind.
 
     Args:
-        graph: Captured anew.
+        graph: Captured again.
         cluster: What it runs on.
         options: Of the first plan.
         own: The first plan, if a user made it: its kind, algorithm and reserve count.
-        state: What lies on the devices; None for the first plan.
-        start: A plan to make the first one from; what it decides and the user does not counts for
-            the others, too.
-        is_first: Whether it is the first graph of its step: options that say nothing are told.
+        state: What is on the devices; None for the first plan.
+        start: A plan to start the first one from; what it decides and the user does not also
+            applies to the others.
+        is_first: Whether it is the first graph of its step; only then are useless options errors.
 
     Raises:
         InfeasibleError: E301, if no plan fits.
@@ -79,7 +79,7 @@ def next_plan(
 
 
 def _meant(graph: Graph, options: PlanOptions) -> list[PlanOptions]:
-    """Return what options for another graph mean for this one, and less where that is no plan."""
+    """Return options of another graph for this one; then fewer, if there is no plan with them."""
     said = said_of(graph, [each for each in options.constraints if each.kind != "layout"])
     unpieced = tuple(each for each in said if each.kind != "pieces" or each.price_s is not None)
     pieces = [each for each in said if each not in unpieced]
@@ -102,7 +102,7 @@ def _algorithm(own: Plan) -> str:
 
 
 def _possible(graph: Graph, options: PlanOptions) -> PlanOptions:
-    """Return the options with as many pieces as a short batch, or a step without one, allows."""
+    """Return the options with as many pieces as a short batch, or none, allows."""
     wanted = options.microbatches
     if not isinstance(wanted, int) or wanted == 1:
         return options

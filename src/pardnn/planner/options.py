@@ -1,4 +1,4 @@
-"""The options of planning: one value, checked once, from the command line to the algorithm."""
+"""Planning options: one value, checked once, from the command line to the algorithm."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PlanOptions:
 
     Attributes:
         algorithm: A key of `ALGORITHMS` or `SHARDED`, or one of each, "megatron*1f1b", which cuts
-            inside of submeshes and places on them; "auto" for the best of all; or "auto-whole" for
-            the best of `AUTO` alone.
+            inside submeshes and places on them; "auto" for the best of all; or "auto-whole" for
+            the best of `AUTO` only.
         microbatches: Pieces that the batch is cut in, or "auto" for what is fastest of 1, 2, 4, 8
             and so on; None leaves the batch whole.
         recompute: Whether ops may be called a second time, just before the backward pass reads
@@ -38,15 +38,15 @@ class PlanOptions:
         offload: Whether optimizer state may live on the host and be copied to its device for the
             ops that use it, where that lets a step fit.
         constraints: Where ops must run, how tensors are cut, how many pieces there are.
-        policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
-            "priority" mean an engine that schedules them itself: memory then also fits along the
-            times that its emulation gives, and no op is cut.
+        policy: How ready ops are scheduled: "order" follows the plan's own order; "fifo" and
+            "priority" mean an engine that schedules them itself. Memory then also fits in an
+            emulation of that engine, and no op is cut.
         objective: "seconds" minimises the makespan, "period" the time of a step among many, "bytes"
             the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
-        time_limit: Seconds of search, kernels being loaded; then what is tried is cut off, and the
-            best plan so far taken. May break reproducibility.
+        time_limit: Seconds to search, once kernels are loaded; after that the best plan so far is
+            taken. The result may then differ from run to run.
         costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
             and "a100" of any other; or a preset. "measured" runs the graph's calls.
         threads: That an op may use on a CPU.
@@ -107,9 +107,9 @@ class PlanOptions:
         return self.objective != "bytes"
 
     def check_asked(self) -> None:
-        """Check that an algorithm asked for by name follows the objective asked for.
+        """Check that an algorithm requested by name supports the requested objective.
 
-        Plans made of a plan take its algorithm and objective, whatever chose them.
+        Plans derived from a plan take its algorithm and objective, however they were chosen.
 
         Raises:
             UsageError: E201.
@@ -151,7 +151,7 @@ class PlanOptions:
         """Check that ops run in the plan's own order.
 
         Args:
-            what: Needs that, for people.
+            what: What needs this, for the message.
         """
         if self.policy != "order":
             raise UsageError(

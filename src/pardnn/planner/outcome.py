@@ -1,4 +1,4 @@
-"""One algorithm's decision, simulated, and what is least of the best one."""
+"""One algorithm's decision, simulated, and the score by which outcomes are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
         transfer_bytes: Sent in all.
         planning_s: Wall time.
         sharded: The plan with its partitioned graph, if ops are sharded.
-        notes: What a person should know about it.
+        notes: What a reader should know about it.
         lower_bound_s: That the algorithm proved; 0 if none.
     """
 
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def score(problem: Problem, outcome: Outcome) -> tuple[float, float]:
-    """Return what is least of the best outcome of a problem."""
+    """Return the score of an outcome; the best has the lowest."""
     seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
     match problem.options.objective:
         case "seconds":

@@ -12,12 +12,12 @@ from pardnn.planner.start.near import improved
 def polished(problem: Problem, placed: list[Outcome], *, by_period: bool = False) -> Outcome:
     """Improve the best placements by local search; return the best.
 
-    From a plan to start from, the best alone is improved, by moves of single groups.
+    With a start plan, only the best is improved, by moves of single groups.
 
     Args:
         problem: What is planned.
         placed: The placements.
-        by_period: Whether the period is made small, and not the makespan.
+        by_period: Whether to minimise the period instead of the makespan.
     """
     if problem.start is not None:
         found = min(placed, key=lambda outcome: outcome.makespan_s)
@@ -32,10 +32,10 @@ def polished(problem: Problem, placed: list[Outcome], *, by_period: bool = False
 
 
 def _starts(problem: Problem, placed: list[Outcome], by_period: bool) -> list[Outcome]:
-    """Return the placements from which local search begins, the best first.
+    """Return the placements from which local search starts, best first.
 
-    These are the best two, and of small graphs the best stages: they are unlike the others, and how
-    slow they are tells little.
+    These are the best two and, for small graphs, the best stages: they differ from the others, so
+    their own time says little about what local search makes of them.
     """
     is_small = len(problem.graph.ops) <= FEW_OPS
 

@@ -61,11 +61,11 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
     Args:
         problem: What to plan; the algorithm among its options does not count.
         algorithm: Of `ALGORITHMS`, `SHARDED` or `RECIPES`, or `BEFORE`.
-        best: What was found before: a sharded plan is given up where a quick estimate is worse.
+        best: What was found before; a sharded plan is given up if a quick estimate is worse.
 
     Raises:
         InfeasibleError: E301, if it finds no plan that fits; E302, if an op can run nowhere.
-        UsageError: E201, if it cuts ops, and an engine with its own scheduler is to run them.
+        UsageError: E201, if it cuts ops but an engine with its own scheduler will run them.
     """
     options = problem.options
     if algorithm in SHARDED:
@@ -101,7 +101,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
 
 
 def _solved(problem: Problem, algorithm: str) -> Decision:
-    """Run what asks a solver; the best of other algorithms where that fails, or proves nothing.
+    """Run a solver-based algorithm, or the best of the others if it fails or proves nothing.
 
     Raises:
         InfeasibleError: E301, if nothing fits.
@@ -136,7 +136,7 @@ def _cut(problem: Problem, algorithm: str, unless_above: float | None = None) ->
 
 
 def _cut_near(problem: Problem, algorithm: str) -> Outcome:
-    """Return a cut that leaves state as in the plan to start from, or a new one."""
+    """Return a cut that leaves state as in the start plan, or a new one."""
     anew = dataclasses.replace(problem, start=None)
     fixed = problem.fixed
     if fixed is None:
@@ -154,7 +154,7 @@ def _cut_near(problem: Problem, algorithm: str) -> Outcome:
 
 
 def _is_uneven(problem: Problem) -> bool:
-    """Whether devices are unlike, and seconds count: equal shares wait for the slowest."""
+    """Whether devices differ and seconds count: equal shares would wait for the slowest."""
     devices = problem.cluster.devices
     if cutting(problem.options.constraints):
         return False
@@ -163,7 +163,7 @@ def _is_uneven(problem: Problem) -> bool:
 
 
 def _cut_or_alone(problem: Problem) -> Outcome:
-    """Return `tofu`'s plan, or one device's where that is faster, or the only one that fits.
+    """Return `tofu`'s plan, or a single device's if it is faster or the only one that fits.
 
     Raises:
         InfeasibleError: E301, if neither fits.
@@ -205,7 +205,7 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
 
 
 def _scheduled(problem: Problem, decision: Decision) -> Decision:
-    """Return a decision that fits under the scheduler that will run it, too.
+    """Return a decision that also fits under the scheduler that will run it.
 
     Raises:
         InfeasibleError: E301, if none was found near it.
@@ -239,8 +239,8 @@ def decide_best(
 
     Args:
         problem: What to plan; the algorithm among its options does not count.
-        names: Algorithms to run, the most promising first. Once the time limit has passed and
-            there is a plan, the others are not; before there is one, those run on that are quick.
+        names: Algorithms to run, most promising first. After the time limit the rest is skipped if
+            there is a plan; if there is none yet, the quick ones still run.
         polish: Improve the best two placements by local search, if the time limit has not passed
             and the lower bound leaves room.
         solvers: Algorithms to run after that, if they may still be faster; not polished.
@@ -272,21 +272,21 @@ def decide_best(
 
 
 def _bound(problem: Problem) -> float:
-    """Return seconds that no placement is below: of a step, or of one among many."""
+    """Return a lower bound on the seconds of any placement, for one step or per step of many."""
     if problem.options.objective == "period":  # steps overlap, so no path counts
         return work_seconds(problem.machine)
     return lower_bound_seconds(problem.graph.arrays, problem.machine)
 
 
 def _frugal(problem: Problem, best: Outcome) -> Outcome:
-    """Return a plan of one device in the order that needs less memory; any other as it is."""
+    """Return a one-device plan in the order that needs less memory; others are unchanged."""
     is_cut, is_own = best.sharded is not None, problem.options.policy == "order"
     plan = best.plan if is_cut or not is_own else frugal_alone(problem.graph.arrays, best.plan)
     return best if plan is best.plan else with_plan(problem, best, plan)
 
 
 def _near_start(problem: Problem, best: Outcome) -> Outcome:
-    """Return an outcome as fast, nearer to the plan to start from; itself if there is none."""
+    """Return an outcome that is as fast but closer to the start plan; itself if there is none."""
     if problem.start is None or problem.start.partition is not None or best.sharded is not None:
         return best
     plan, note = kept_near(problem, best.plan)

@@ -1,4 +1,4 @@
-"""What an algorithm is given: a graph, a cluster, costs and options, as one value."""
+"""The input of an algorithm: a graph, a cluster, costs and options, as one value."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Problem:
         cluster: What it runs on; memory limits are hard.
         costs: Durations of the graph's ops.
         options: How to plan.
-        state: What lies on the devices already and stays where it is; None for nothing.
-        start: The plan that a user starts from; None for none.
-        cut: The graph beside the whole step, if its batch is in pieces.
+        state: State that is already on the devices and stays there; None if there is none.
+        start: The user's start plan; None if there is none.
+        cut: The graph along with the whole step, if its batch is in pieces.
         log: Of the search.
         allowed: Whether constraints let a device run an op (see `steering`); None: all.
-        below: Seconds of a plan that is there: a plan that cannot be faster need not be made.
+        below: Seconds of a known plan; a plan that cannot be faster need not be made.
     """
 
     graph: Graph
@@ -64,7 +64,7 @@ class Problem:
     def machine(self) -> Machine:
         """Seconds of every op on every device, and what links cost.
 
-        An op whose state lies whole on a device can run there alone.
+        An op whose state is whole on a device can only run there.
         """
         machine = machine_of(self.costs, self.cluster)
         if self.allowed is not None:
@@ -74,7 +74,7 @@ class Problem:
 
     @functools.cached_property
     def known(self) -> KnownPlaces:
-        """Where state lies whole, and where ops ran before."""
+        """Where state is whole, and where ops ran before."""
         free = np.full(len(self.graph.ops), -1, dtype=np.int64)
         return KnownPlaces(
             pins=free if self.state is None else pins_of(self.graph, self.state),
@@ -84,20 +84,20 @@ class Problem:
 
     @property
     def before(self) -> Plan | None:
-        """The plan that a search begins with: the one to start from, or the one that ran last."""
+        """The plan that a search starts from: the user's start plan, or the one that ran last."""
         return self.start or (self.state and self.state.near)
 
     @functools.cached_property
     def in_pieces(self) -> dict[int, tuple[Pieces, Problem]]:
-        """The problems of its batch in pieces that are kept, by their number."""
+        """Cached problems with the batch in pieces, by number of pieces."""
         return {}
 
     @functools.cached_property
     def fixed(self) -> FixedLayouts | None:
-        """Layouts that are decided: of state that lies cut, of the plan to start from, demanded.
+        """Fixed layouts: of state that is cut, of the start plan, and of constraints.
 
         Raises:
-            UsageError: E225, if it does not lie as a cut on one mesh leaves it.
+            UsageError: E225, if state is not laid out as by a cut on one mesh.
         """
         if self.state is not None:
             return fixed_layouts(self.graph, self.state)
@@ -114,14 +114,14 @@ class Problem:
     def capacities(self) -> list[int | None]:
         """Usable bytes of each device; None if unlimited.
 
-        That is its limit less the reserve, and less what state of other steps takes.
+        That is the limit minus the reserve, minus the state of other steps.
         """
         usable = capacities(self.cluster, self.options.reserve)
         return usable if self.state is None else usable_beside(self.graph, self.state, usable)
 
     @functools.cached_property
     def step(self) -> CutStep:
-        """The graph beside the whole step; beside itself if its batch is whole."""
+        """The graph along with the whole step; with itself if its batch is whole."""
         graph = self.graph
         return self.cut or CutStep(graph, fastest_seconds(self.machine), graph, frozenset(), 1)
 

@@ -1,4 +1,4 @@
-"""Plans with second calls of ops, for steps that fit no other way or are slower when they fit."""
+"""Plans with second calls of ops, for steps that would otherwise not fit or be slower."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ SHARE = 24
 
 
 def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
-    """Return the faster one of a plan without second calls and one with them.
+    """Return the faster of a plan without second calls and one with them.
 
-    Second calls are found for what the same algorithms place, cut or do both under larger limits
-    and under none: in the plan's own order; and of placements in the order of the step, too, and in
-    one that frees memory early.
+    Second calls are added to what the same algorithms place, cut or both under larger limits or
+    none: in the plan's own order and, for placements, also in the order of the step and in one that
+    frees memory early.
 
     Args:
         problem: What to plan.
@@ -98,8 +98,8 @@ def first_recomputed(
         problem: What to plan.
         names: Algorithms to run.
         decide: Runs them on a problem, and returns the best outcome.
-        seconds: After which no further placement is tried.
-        work: Of each search; less than `WORK` is a guess.
+        seconds: Time after which no further placement is tried.
+        work: Of each search; less than `WORK` gives a rough answer.
     """
     tried = _candidates(problem, names, decide, seconds=seconds, work=work)
     return next((found for found in tried if _excess_bytes(problem, found) <= 0), None)
@@ -113,7 +113,7 @@ def _candidates(
     seconds: float = np.inf,
     work: int = WORK,
 ) -> Iterator[Outcome]:
-    """Yield plans with second calls; what of them did not fit may not fit with them either."""
+    """Yield plans with second calls; those of plans that did not fit may not fit either."""
     begin, k = time.monotonic(), problem.cluster.num_devices
     each = work if k == 1 else work // (SHARE * k)
     for made in _larger(problem, names, decide):
@@ -125,7 +125,7 @@ def _candidates(
 
 
 def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:
-    """Yield plans that fit larger limits: second calls are to make them fit."""
+    """Yield plans for larger limits, to be made to fit by second calls."""
     k, seen = problem.cluster.num_devices, set[bytes]()
     cuts = [name for name in names if name in SHARDED]
     placing = [name for name in names if name not in SHARDED]
@@ -179,7 +179,7 @@ def _orders(problem: Problem, made: Outcome) -> Iterator[_Base]:
 
 
 def _with_calls(problem: Problem, made: Outcome, base: _Base, work: int) -> Outcome:
-    """Return an outcome of one order with second calls, within the limits if that was found."""
+    """Return an outcome of one order with second calls, within the limits if possible."""
     graph, costs = base.graph, base.costs
     machine = machine_of(costs, problem.cluster)
     seconds = np.ascontiguousarray(machine.seconds[machine.device_class])
@@ -208,7 +208,7 @@ def _excess_bytes(problem: Problem, found: Outcome) -> int:
 
 
 def _none_fits(problem: Problem, nearest: Outcome) -> InfeasibleError:
-    """Return E301 for the plan with second calls that came nearest."""
+    """Return E301 for the plan with second calls that came closest."""
     assert nearest.sharded is not None
     graph = nearest.sharded.graph
     group = closed_arrays(graph).group
@@ -253,7 +253,7 @@ def rewritten_costs(
 
 
 def costs_again(graph: Graph, costs: Costs, again: Graph) -> Costs:
-    """Return the costs of a graph with second calls: each takes what the first one does.
+    """Return the costs of a graph with second calls: each takes as long as the first.
 
     Args:
         graph: Without them.
@@ -268,7 +268,7 @@ def costs_again(graph: Graph, costs: Costs, again: Graph) -> Costs:
 
 
 def _share(costs: Costs, again: Graph) -> float:
-    """Return the seconds of second calls as a part of all others, on the first device type."""
+    """Return the seconds of second calls as a fraction of all others, on the first device type."""
     seconds = next(iter(costs.seconds.values()))
     is_again = np.array([first_call(op.name) != op.name for op in again.ops])
     usable = np.where(np.isfinite(seconds), seconds, 0.0)

@@ -1,4 +1,4 @@
-"""What a search has tried, and its best so far: for who watches, interrupts, or reads the plan."""
+"""What a search has tried, and its best so far: for progress, interrupts and the plan's notes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class SearchLog:
     """What was tried so far.
 
     Attributes:
-        watch: Told what is going on, whenever that changes; None if nobody watches.
-        tried: In this order; a part of a search names itself before the algorithm.
+        watch: Called when something new is tried; None if nobody watches.
+        tried: In this order; a part of a search puts its name before the algorithm.
         best: The best complete plan of the problem; None before there is one.
-        score: What is least of it; see `outcome.score`.
+        score: Of the best plan; see `outcome.score`.
         partitioned_ops: Local ops of the cuts that were tried.
         measuring_s: Seconds spent measuring local ops of cuts.
-        without_room: Names of cuts of the problem's own graph that no device has room for.
+        without_room: Names of cuts of the problem's own graph that do not fit any device.
         least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
 
     def __init__(
         self, watch: Watch | None = None, *, within: SearchLog | None = None, part: str = ""
     ) -> None:
-        """Begin a log, or that of a part of a search: its plans are not those of the problem."""
+        """Start a log, or one of a part of a search, whose plans are not plans of the problem."""
         self.watch = watch if within is None else within.watch
         self.tried: list[Tried] = [] if within is None else within.tried
         self.best: Complete | None = None if within is None else within.best
@@ -57,13 +57,13 @@ class SearchLog:
         return math.inf if self.best is None else self.best.makespan_s
 
     def trying(self, what: str) -> None:
-        """Tell who watches what is tried now."""
+        """Report what is tried now."""
         if self.watch is not None:
             best_s = None if self.best is None else self.best.makespan_s
             self.watch(self._part + what, len(self.tried), best_s)
 
     def keep(self, found: Complete, score: tuple[float, float]) -> None:
-        """Keep a plan of the problem if it is the best so far, in whichever part of the search."""
+        """Keep a plan of the problem if it is the best so far, from any part of the search."""
         if self.best is None or score < self.score:
             self.best, self.score = found, score
 
@@ -72,11 +72,11 @@ class SearchLog:
         self.least_ratio = min(ratio, self.least_ratio or ratio)
 
     def note(self, algorithm: str, makespan_s: float | None, why: str | None = None) -> None:
-        """Note how an algorithm fared.
+        """Record how an algorithm did.
 
         Args:
             algorithm: Its name.
             makespan_s: Of its plan, simulated; None if it made none.
-            why: It made none.
+            why: Why it made none.
         """
         self.tried.append(Tried(algorithm=self._part + algorithm, makespan_s=makespan_s, why=why))

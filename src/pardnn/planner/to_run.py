@@ -26,7 +26,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
     Raises:
-        UsageError: E225, if the algorithm asked for makes none.
+        UsageError: E225, if the requested algorithm makes no such plans.
     """
     if problem.start is not None:
         return _near_start(problem)
@@ -92,7 +92,7 @@ def _may_cut(problem: Problem) -> bool:
 
 
 def _pipelines(problem: Problem) -> tuple[str, ...]:
-    """Return what `auto` tries of the whole batch that keeps devices busy one after the other."""
+    """Return the pipelines of the whole batch that `auto` tries."""
     options, graph = problem.options, problem.graph
     is_best = options.algorithm in (BEST, BEST_WHOLE) and problem.cluster.num_devices > 1
     is_plain = not (options.recompute or options.offload) and options.policy == "order"

@@ -34,7 +34,7 @@ class PlanFigures:
 class MovedOps:
     """Ops of one layer that are elsewhere in the second plan.
 
-    `alone` is the first plan with this one change, judged; null where it was not. `ops` counts ops
+    `alone` is the first plan with only this change, evaluated; null if it was not. `ops` counts ops
     of the graph, `names` are those that take most time.
     """
 
@@ -52,7 +52,7 @@ class MovedOps:
 
 @dataclass(frozen=True, kw_only=True)
 class Relaid:
-    """A tensor that lies otherwise in the second plan; both cut their ops."""
+    """A tensor that is laid out differently in the second plan; both cut their ops."""
 
     __pydantic_config__ = STRICT
 
@@ -76,23 +76,23 @@ class SentBy:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffResult:
-    """How two plans differ; the moves that bring most come first.
+    """How two plans differ; the moves that gain most come first.
 
     Attributes:
         same: Whether both decide the same for the same graph and cluster.
         before: The first plan.
         after: The second one.
         moved: Ops that are on other devices, by layer.
-        together: The first plan with all moves and an order made anew; null without moves, or where
+        together: The first plan with all moves and a new order; null without moves, or where
             the plans do not place the same ops.
-        unmoved: The first plan with nothing moved and an order made anew: what of every move above
-            is no merit of the move.
-        reordered: Of each device, ops that both plans have there and that changed their turn.
-        relaid: Tensors that lie otherwise.
+        unmoved: The first plan with nothing moved and a new order: the part of every gain above
+            that is not due to the move.
+        reordered: Per device, ops that both plans have there in another order.
+        relaid: Tensors with another layout.
         sent: By layer, where it changed.
-        only_before: Ops of the first graph alone.
-        only_after: Ops of the second graph alone.
-        notes: What a person should know.
+        only_before: Ops that are only in the first graph.
+        only_after: Ops that are only in the second graph.
+        notes: What a reader should know.
     """
 
     __pydantic_config__ = STRICT
@@ -112,7 +112,7 @@ class DiffResult:
 
 
 def diff_text(result: DiffResult) -> RenderableType:
-    """Return how two plans differ, for people."""
+    """Return how two plans differ, as text."""
     result = printable(result)
     notes = [f"note: {note}" for note in result.notes]
     if result.same:
@@ -160,7 +160,10 @@ def _moved(result: DiffResult) -> Iterator[RenderableType]:
             yield f"and {len(result.moved) - len(rows)} more groups"
     if _unmoved(result):
         change = change_text(_unmoved(result), result.before.makespan_s)
-        yield f"a new order alone, without any move, brings {change}: moves are counted from there"
+        yield (
+            f"a new order alone, without any move, brings {change}: gains of moves are relative "
+            "to this"
+        )
     if result.together is not None:
         change = change_text(result.together.change_s, result.before.makespan_s)
         why = f" ({result.together.why})" if result.together.why else ""
@@ -168,13 +171,13 @@ def _moved(result: DiffResult) -> Iterator[RenderableType]:
 
 
 def _unmoved(result: DiffResult) -> float:
-    """Return the seconds that an order made anew takes off the first plan, below 0."""
+    """Return the seconds that a new order takes off the first plan, below 0."""
     change = result.unmoved.change_s if result.unmoved is not None else None
     return min(change or 0.0, 0.0)
 
 
 def _alone(each: MovedOps, result: DiffResult) -> str:
-    """Return what a move brings alone, beyond what an order made anew does."""
+    """Return what a move gains by itself, beyond what a new order gains."""
     if each.alone is None:
         return "not judged"
     if each.alone.change_s is None:

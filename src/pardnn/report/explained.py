@@ -15,8 +15,8 @@ What = Literal["compute", "message", "order"]
 class Alternative:
     """Another decision: what the step would take, and each device's peak.
 
-    `judged` is false where finding out would take too long; `why` then says what to do, and else
-    why it does not fit. `change_s` is against the plan.
+    `judged` is false if evaluating it would take too long; `why` then says what to do, otherwise
+    why it does not fit. `change_s` is relative to the plan.
     """
 
     __pydantic_config__ = STRICT
@@ -36,7 +36,7 @@ class Link:
     """A part of a chain of waits: ops of one layer in a row on one device, or one message.
 
     `device` computes, or sends to `target`; `op` is the last one, or makes the tensor. `why` says
-    what kept a message from leaving.
+    what kept a message from leaving earlier.
     """
 
     __pydantic_config__ = STRICT
@@ -73,7 +73,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """An op of the plan: where and when it runs, and the chain of what it waits for, last first."""
+    """An op of the plan: where and when it runs, and what it waits for, latest first."""
 
     __pydantic_config__ = STRICT
 
@@ -147,7 +147,7 @@ class TensorExplained:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """What a device waits for, added up by layer. `op` is the one that takes most of it."""
+    """What a device waits for, added up by layer. `op` is the one that takes most of the time."""
 
     __pydantic_config__ = STRICT
 
@@ -238,7 +238,7 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LayersExplained:
-    """One layer, or all blocks, the one whose half would bring most time first."""
+    """One layer, or all blocks, sorted by the time that halving them saves."""
 
     __pydantic_config__ = STRICT
 
@@ -253,7 +253,7 @@ class LayersExplained:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryExplained:
-    """What holds each device's peak; `anew` are plans made anew under the limits that they name."""
+    """What holds each device's peak; `anew` are new plans under the limits that they name."""
 
     __pydantic_config__ = STRICT
 
@@ -283,7 +283,7 @@ class PathShare:
 class TimeExplained:
     """What the step takes: the shares of its critical path add up to `makespan_s`.
 
-    `faster` is the same plan on faster links and devices, `anew` are plans made anew.
+    `faster` is the same plan on faster links and devices, `anew` are new plans.
     """
 
     __pydantic_config__ = STRICT

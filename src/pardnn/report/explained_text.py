@@ -1,4 +1,4 @@
-"""Explanations as text for people."""
+"""Explanations as text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LINKS = 8
 
 
 def explained_text(result: values.Explained) -> RenderableType:
-    """Return what `explain` found, for people."""
+    """Return what `explain` found, as text."""
     result = printable(result)
     lines = _LINES[type(result)](result)
     return Group(*lines, *(f"note: {note}" for note in result.notes))
 
 
 def printable(value: Any) -> Any:
-    """Return a result with what no name should send to a terminal written out: escapes, breaks."""
+    """Return a result whose names cannot act on a terminal: escapes and breaks are written out."""
     if isinstance(value, str):
         return value if value.isprintable() else value.encode("unicode_escape").decode()
     if isinstance(value, tuple):
@@ -68,7 +68,7 @@ def bytes_change_text(num_bytes: int) -> str:
 def alternatives_table(
     title: str, found: Sequence[values.Alternative], makespan: float
 ) -> Iterator[RenderableType]:
-    """Yield what other decisions cost, and why some cannot be.
+    """Yield what other decisions cost, and why some are not possible.
 
     Args:
         title: Stands above.
@@ -284,7 +284,7 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
 
 
 def _to_make_smaller(result: values.LayersExplained, worst: int) -> Iterator[RenderableType]:
-    """Yield which layer brings most time, and which most memory, when it is halved."""
+    """Yield which layer saves most time, and which most memory, when it is halved."""
     faster = min(result.rows, key=lambda row: row.half_change_s, default=None)
     smaller = min(result.rows, key=lambda row: max(row.half_peak_bytes, default=0), default=None)
     if faster is not None and faster.half_change_s < 0:
@@ -320,7 +320,7 @@ def _memory(result: values.MemoryExplained) -> Iterator[RenderableType]:
 
 
 def _answer(found: Sequence[values.Alternative]) -> Iterator[str]:
-    """Say first what a change brings: a plan without it against one with it."""
+    """Say first what a change gains: a plan without it against one with it."""
     if len(found) != 2:
         return
     now, then = found

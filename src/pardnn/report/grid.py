@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 def grid_text(names: Sequence[str], rows: Sequence[Sequence[Slot]], width: int) -> list[str]:
-    """Return a line per device; nothing where the text is not wide enough.
+    """Return a line per device; nothing if the text is not wide enough.
 
     A column shows what takes most of its time, and nothing where the device waits for more than
     half of it.

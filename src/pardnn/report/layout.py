@@ -73,7 +73,7 @@ class LayoutResult:
         rows: In the order of the step.
         cuts: Of the layers, in the same order.
         shares: Of the devices along each axis; empty if equal.
-        submeshes: How many such meshes the devices make up; each op is cut on one of them.
+        submeshes: How many such meshes the devices form; each op is cut on one of them.
     """
 
     __pydantic_config__ = STRICT
@@ -140,7 +140,7 @@ def _cuts(graph: Graph, partition: Partition) -> tuple[LayerCut, ...]:
 
 
 def _cut_by(op: Op, local: Op | None, partition: Partition) -> tuple[str, ...]:
-    """Return what of an op each device computes a part of."""
+    """Return which part of an op each device computes."""
     loops = (partition.loops or {}).get(op.name, ())
     devices = math.prod(
         size for size, loop in zip(partition.mesh.shape, loops, strict=False) if loop is not None
@@ -156,7 +156,7 @@ def _cut_by(op: Op, local: Op | None, partition: Partition) -> tuple[str, ...]:
 
 
 def _dim_words(op: Op, dim: int, rank: int) -> str:
-    """Return what a dim of an op's result is, in the words of people who train networks."""
+    """Return what a dim of an op's result is, in the usual terms for networks."""
     if dim == 0:
         return "samples"
     if "conv" in op.kind:
@@ -220,7 +220,7 @@ def layout_text(result: LayoutResult) -> RenderableType:
 def reading(result: LayoutResult) -> list[str]:
     """Return what the layout means, in a line for each group of blocks: layers by what cuts them.
 
-    Layers of which each device computes all are left out. Megatron's pair, a layer cut by output
+    Layers that each device computes in full are left out. Megatron's pair, a layer cut by output
     features and the next one by input features, is called by its name.
     """
     blocks: dict[str, list[LayerCut]] = {}

@@ -1,8 +1,8 @@
 """The picture of a layout: each layer's weight beside its output, as tiles (Tofu, Fig. 11).
 
 Each tensor is drawn over the two dims that are cut first; a tile has the colours of the devices
-that hold it, several colours if several do, and grey if all do. Layers that are laid out alike
-share a row.
+that hold it, several colours if several do, and grey if all do. Layers with equal layouts share a
+row.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def colour(device: int) -> str:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A row of the picture: layers that are laid out alike, their weight and output."""
+    """A row of the picture: layers with equal layouts, their weight and output."""
 
     layers: tuple[tuple[str, int], ...]
     weight: LayoutRow | None

@@ -18,9 +18,9 @@ _COMPILING = "; compiling kernels, which are {kept}: up to a minute or two"
 
 @contextmanager
 def status(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a line with a spinner while something lasts; yield what shows another line.
+    """Show a line with a spinner while something runs; yield a function that shows another line.
 
-    Kernels that have to be compiled meanwhile are told behind the line.
+    If kernels have to be compiled meanwhile, the line says so.
     """
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -64,9 +64,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def lines_of(interval_s: float) -> Callable[[str], None]:
-    """Return what writes a line at most every so many seconds, the first after as many.
+    """Return a function that writes a line at most every so many seconds.
 
-    Lines stay whole where others write to the same terminal, which a spinner's do not.
+    Lines stay intact if others write to the same terminal, which a spinner's do not.
     """
     due = time.monotonic() + interval_s
 

@@ -29,8 +29,8 @@ class PlanResult:
 
     `gap` is makespan / lower bound - 1, `dop` total work / work on the critical path, `ccr` total
     communication / total computation. Lists are per device; an unlimited capacity is null.
-    `period_s` is the time of a step among many (`sim.period`); `makespan_s` that of a single one.
-    `compile_s` went by before planning, in loading kernels or, if `compiled`, compiling some.
+    `period_s` is the time per step of many (`sim.period`), `makespan_s` that of a single one.
+    `compile_s` was spent before planning, loading kernels or, if `compiled`, compiling some.
     """
 
     __pydantic_config__ = STRICT
@@ -70,9 +70,9 @@ class CheckResult:
 class SimulateResult:
     """A simulated plan.
 
-    `peak_bytes` comes from the plan's order, without a clock ("order"); of "fifo" and "priority" it
-    is what devices hold along the times of that scheduler's run ("time"). `period_s`, the time of a
-    step among many, is that of the plan's order; null under the others.
+    `peak_bytes` follows from the plan's order, without times ("order"); for "fifo" and "priority"
+    it is what devices hold in that scheduler's simulated run ("time"). `period_s`, the time per
+    step of many, is that of the plan's order, and null for the others.
     """
 
     __pydantic_config__ = STRICT
@@ -113,7 +113,7 @@ class CompareResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryByKind:
-    """Bytes held at the worst peak of the worst device."""
+    """Bytes held at the peak of the device with the highest peak."""
 
     __pydantic_config__ = STRICT
 
@@ -127,7 +127,7 @@ class MemoryByKind:
 
 @dataclass(frozen=True, kw_only=True)
 class LargestOp:
-    """The op that needs most at once: its inputs, outputs and workspace."""
+    """The op that needs most memory at once: its inputs, outputs and workspace."""
 
     __pydantic_config__ = STRICT
 
@@ -168,10 +168,10 @@ class ProfileResult:
 class LinksResult:
     """Messages between two local ranks, measured.
 
-    `latency_s` and `bandwidth` are of idle ranks. The others are of ranks that compute between
-    messages: own time of the sender (`send_s` + bytes / `send_bandwidth`), of the receiver for a
-    message that is there (`post_s` + `take_s` + bytes / `take_bandwidth`), and what a receiver
-    that sleeps needs to go on (`wake_s`).
+    `latency_s` and `bandwidth` are for idle ranks. The others are for ranks that compute between
+    messages: the sender's own time (`send_s` + bytes / `send_bandwidth`), the receiver's for a
+    message that has arrived (`post_s` + `take_s` + bytes / `take_bandwidth`), and the time that a
+    sleeping receiver needs to wake up (`wake_s`).
     """
 
     __pydantic_config__ = STRICT
@@ -193,8 +193,8 @@ class LinksResult:
 class RankLinksResult:
     """Messages between the ranks of torchrun, every pair measured.
 
-    Of the slowest link within a node (`latency_s`, `bandwidth`) and of the slowest one between two
-    nodes; null where there is none.
+    For the slowest link within a node (`latency_s`, `bandwidth`) and the slowest one between two
+    nodes; null if there is none.
     """
 
     __pydantic_config__ = STRICT
@@ -223,10 +223,10 @@ class ConvertResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StateDifference:
-    """Parameters, buffers and optimizer states after the last step, beside those of one device.
+    """Parameters, buffers and optimizer states after the last step, compared with one device.
 
-    `differing` of `tensors` are not equal in every bit; the largest difference is relative to the
-    largest element of its tensor, `worst`, and null if it is no finite number.
+    `differing` of `tensors` are not bitwise equal; the largest difference is relative to the
+    largest element of its tensor, `worst`, and null if it is not finite.
     """
 
     __pydantic_config__ = STRICT
@@ -242,15 +242,14 @@ class RunResult:
     """What `run` measured and what was predicted. Lists of bytes are per device.
 
     `step_s` is the slowest rank's time of each step, measured; `makespan_s` is simulated for
-    devices of their own, `shared_cores_s` for ranks that share this machine's cores: null if their
+    separate devices, `shared_cores_s` for ranks that share this machine's cores: null if their
     messages or calls were not measured here. A limit is null where the device has none. With
     `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
     relative: 0, every bit, where each op runs on one device; where sums are sharded, 1e-10 in
     double and 1e-4 in single precision; and, where each op runs on one device, whether every bit of
     `state` is that of one device. `first_step` counts the steps before the checkpoint that
     the run went on from; of `saved_steps` a checkpoint was written; `stopped_by` names the signal
-    that ended the run before its last step. A loss that is no finite number is null in JSON, which
-    has none.
+    that ended the run before its last step. A loss that is not finite is null in JSON.
     """
 
     __pydantic_config__ = STRICT
@@ -277,7 +276,7 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TriedBatch:
-    """One batch size that was tried; `captured` tells a capture of its own from a prediction."""
+    """One batch size that was tried; `captured` says whether it was captured or predicted."""
 
     __pydantic_config__ = STRICT
 
@@ -291,7 +290,7 @@ class TriedBatch:
 class MaxBatchResult:
     """The largest batch size that fits; `batch_size + step` was captured, and does not.
 
-    `peak_bytes` and `makespan_s` are those of its plan. `tried` is in the order of trying.
+    `peak_bytes` and `makespan_s` are those of its plan. `tried` is in the order of attempts.
     """
 
     __pydantic_config__ = STRICT
@@ -307,7 +306,7 @@ class MaxBatchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorResult:
-    """What a machine has; `problems` are what will not work."""
+    """What a machine has; `problems` says what will not work."""
 
     __pydantic_config__ = STRICT
 

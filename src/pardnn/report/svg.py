@@ -1,7 +1,7 @@
 """A plan as one picture: what each device computes over simulated time, and what it holds.
 
-Hand-written SVG: one file, no scripts, names escaped. The colours (Okabe and Ito) tell apart for
-colour-blind readers; the same plan gives the same bytes.
+Hand-written SVG: one file, no scripts, names escaped. The colours (Okabe and Ito) are
+distinguishable for colour-blind readers; the same plan gives the same bytes.
 """
 
 from __future__ import annotations

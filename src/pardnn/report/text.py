@@ -1,4 +1,4 @@
-"""Results as text for people: the only place, with `units`, that converts units."""
+"""Results as text: the only place, with `units`, that converts units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def console() -> Console:
 
 @dataclasses.dataclass(frozen=True)
 class _Printable:
-    """A renderable of which no character acts on the terminal."""
+    """A renderable without characters that act on the terminal."""
 
     of: RenderableType
 
@@ -47,12 +47,12 @@ class _Printable:
 
 
 def printable_renderable(of: RenderableType) -> RenderableType:
-    """Return text or a table as a terminal may show it, whatever names it holds."""
+    """Return text or a table that is safe to show on a terminal, whatever its names are."""
     return _Printable(of)
 
 
 def escaped(text: str) -> str:
-    """Return a line of text as SVG and HTML show it, whatever names it holds."""
+    """Return a line of text escaped for SVG and HTML, whatever its names are."""
     return html.escape(printable(text))
 
 
@@ -84,7 +84,7 @@ def percent_text(fraction: float) -> str:
 
 
 def _step_text(makespan_s: float, period_s: float | None, how: str = "simulated") -> str:
-    """Return the time of a step, and of a step among many where that is another one."""
+    """Return the time of a step, and the time per step of many if that differs."""
     text = f"step {seconds_text(makespan_s)} {how}"
     if period_s is None or makespan_s - period_s <= 1e-4 * makespan_s:
         return text
@@ -95,7 +95,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     """Return a table.
 
     Args:
-        title: Stands above; may be empty.
+        title: Above the table; may be empty.
         columns: Heads; of numbers if a cell begins with one, and none is longer than `NAME_WIDTH`,
             which the first keeps.
         rows: A cell per column; a tuple is a cell of several lines.
@@ -120,12 +120,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def _lines(cell: object) -> Sequence[str]:
-    """Return a cell's lines; a line break within a text is none, it may be part of a name."""
+    """Return a cell's lines; a line break within a text may be part of a name and is not one."""
     return (list(map(str, cell)) or ["none"]) if isinstance(cell, tuple) else [str(cell)]
 
 
 def result_text(result: object) -> RenderableType:
-    """Return any result for people."""
+    """Return any result as text."""
     if isinstance(result, results.CompareResult):
         return _compare(result)
     if isinstance(result, results.EstimateResult):
@@ -190,7 +190,7 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
     Args:
         graph: The graph.
         plan: Its plan.
-        result: What the plan says of itself.
+        result: The plan's figures.
     """
     cluster = plan.cluster
     assert cluster is not None  # a plan just made was made for one
@@ -331,7 +331,7 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
 
 
 def losses_table(result: results.RunResult | CodeResult, first_step: int = 0) -> RenderableType:
-    """Return the losses of steps that ran, beside those of one device if there are any.
+    """Return the losses of steps that ran, next to those of one device if there are any.
 
     Args:
         result: Of the run.

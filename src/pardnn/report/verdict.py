@@ -1,4 +1,4 @@
-"""How what ran compares with one device, in words."""
+"""How a run compares with one device, in words."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class _State:
         """Go on to the next end of an action; False when all is done."""
         running = [rank for rank, left in enumerate(self.left) if left > 0.0]
         if not running:
-            assert not self.asleep, f"ranks {sorted(self.asleep.values())} wait for ever"
+            assert not self.asleep, f"ranks {sorted(self.asleep.values())} wait forever"
             return False
         rate = min(1.0, self.host.cores / (self.host.threads * len(running)))
         least = min(self.left[rank] for rank in running)

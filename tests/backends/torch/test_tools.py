@@ -38,7 +38,7 @@ def test_a_decorated_step_is_called_as_before_and_keeps_its_losses() -> None:
     args, others = build(), build()
     assert [fast(*args).item() for _ in range(3)] == [step(*others).item() for _ in range(3)]
     assert (fast.steps, fast.captures, fast.__name__) == (3, 1, "step")
-    with pytest.raises(UsageError, match="argument 0 of the step is not that of the first call"):
+    with pytest.raises(UsageError, match="argument 0 of the step is not the one of the first call"):
         fast(build()[0], *args[1:])
     with pytest.raises(UsageError, match="argument 2"):
         fast(*args[:2])
@@ -65,7 +65,7 @@ def test_a_decorated_step_may_have_the_name_of_a_method_that_it_calls() -> None:
 
 
 def test_what_needs_a_first_call_says_so() -> None:
-    with pytest.raises(UsageError, match="'save' is there from the first call"):
+    with pytest.raises(UsageError, match="'save' exists only after the first call"):
         pardnn.parallelize(step).save("x")  # type: ignore[attr-defined]
 
 

@@ -143,7 +143,7 @@ def in_box(box: Box, kind: str) -> Change:
 
 
 OWN, NEAR, FAR = [[0, 2], [0, 2]], [[2, 4], [0, 2]], [[4, 6], [0, 2]]
-APART = "its slices do not lie beside each other as they do in the tensor"
+APART = "its slices are not arranged as in the tensor"
 #: Op of device 0, what is changed of it, and what is said.
 FAULTS: dict[str, tuple[str, Change, str]] = {
     "read before all is there": (

@@ -136,7 +136,10 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         ),
         r"it cuts .*\[3, 5\].* of shape \[4, 8\]",
     ),
-    "swapped": (lambda p: changed(p, "h:b@0", arguments(joined_at([0, 2], [0, 8]))), "beside"),
+    "swapped": (
+        lambda p: changed(p, "h:b@0", arguments(joined_at([0, 2], [0, 8]))),
+        "not arranged as",
+    ),
     "beyond the end": (
         lambda p: changed(p, "h:b@0", arguments(joined_at([3, 5], [0, 8]))),
         "does not fit",

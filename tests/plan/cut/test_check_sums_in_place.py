@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     ),
     "added to itself": (
         lambda p: with_ops(p, s=into("k@0", "v@0")),
-        "'s@0' adds in place, but the other term lies in the same storage",
+        "'s@0' adds in place, but the other term is in the same storage",
     ),
     "a parameter": (
         lambda p: with_ops(p, s=into("w@0", "h@0")),

@@ -246,7 +246,7 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda x: lambda i, j: x[i * j, j], "multiplied by another index"),
         (lambda x: lambda i, j: x[i if i < 2 else j, j], "is compared"),
         (lambda x: lambda i, j: x[i + 1, j], "outside of it"),
-        (lambda x: lambda i, j: Sum(lambda k: x[i, 0 * k]), "how far variable 'k' runs"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, 0 * k]), "range of variable 'k'"),
         (lambda x: (lambda i, j: x[i, j], lambda i: 0), "it has 2 outputs, the call 1"),
         (lambda: lambda i, j: 0, "does not take the arguments"),
         (lambda x: lambda i, j: x[i:, j], "one end"),

@@ -1,8 +1,8 @@
-"""`connect`: the ranks of torchrun, met in a script whose tool would spread data and wrap models.
+"""`connect`: connects the ranks of torchrun in scripts whose tools would split data and use DDP.
 
-Trainer, accelerate and Lightning read torchrun's variables and then do a rank's work their own way:
-a part of the data each, the model in DDP. Here each rank must see all the data and one device. So
-the ranks are connected first, and the variables are taken away.
+Trainer, accelerate and Lightning read torchrun's variables and then work in their own way: each
+rank gets a part of the data, and the model is wrapped in DDP. With pardnn, each rank must see all
+the data and one device. So the ranks are connected first, and the variables are then removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RAN
 
 
 def connect() -> int:
-    """Connect the ranks; return this one's number, 0 without torchrun."""
+    """Connect the ranks; return this rank's number, 0 without torchrun."""
     if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
         kind = this_device()
         rank_device(kind, int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,4 +1,4 @@
-"""A step that is spread over the ranks at its first call, with that call's arguments."""
+"""A step that is parallelized at its first call, with that call's arguments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pardnn.errors import MismatchError, UsageError
 
 
 class OnFirstCall:
-    """The step on this rank; called with all of its arguments, models and optimizers among them.
+    """The step on this rank; call it with all of its arguments, models and optimizers included.
 
-    `save`, `evaluate` and all else of `Parallel` but `load` are there from the first call on.
+    `save`, `evaluate` and everything else of `Parallel`, except `load`, exist after the first call.
 
     Args:
         step: The user's step.
@@ -39,8 +39,8 @@ class OnFirstCall:
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint; see `Parallel.load`.
 
-        Before the first call, `extra` and the random state are read now, so that a data loader
-        draws what it would have drawn, and all else at that call.
+        Before the first call, only `extra` and the random state are read, so that a data loader
+        draws what it would have drawn; everything else is read at that call.
 
         Args:
             path: As given to `save`.
@@ -85,7 +85,7 @@ class OnFirstCall:
         others = [i for i, kept in self._kept.items() if i >= len(args) or args[i] is not kept]
         if others or len(args) != self._count:
             raise UsageError(
-                f"argument {others[0] if others else len(args)} of the step is not that of the "
+                f"argument {others[0] if others else len(args)} of the step is not the one of the "
                 "first call. A step keeps its models and optimizers; call parallelize for each set."
             )
         if self._to_load is not None:
@@ -99,7 +99,7 @@ class OnFirstCall:
             raise AttributeError(name)
         if fast is None:
             raise UsageError(
-                f"{name!r:.60} is there from the first call of the step on.\n"
-                "Where it is needed before, give the arguments: parallelize(step, model, ...)."
+                f"{name!r:.60} exists only after the first call of the step.\nIf you need it "
+                "before, pass the arguments: parallelize(step, model, ...)."
             )
         return getattr(fast, name)

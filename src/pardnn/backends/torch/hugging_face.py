@@ -1,8 +1,8 @@
 """Hugging Face's `Trainer` with the updates and checkpoints of all ranks.
 
 The loop, its schedule, callbacks, logs and evaluations are theirs. What happens between two updates
-is one step of ours, the loop's own `optimizer.step()` does nothing, and what is saved is ours, so
-that any number of ranks goes on from it; the loop's position and log lie beside it. transformers is
+is one pardnn step, the loop's own `optimizer.step()` does nothing, and checkpoints are pardnn's, so
+any number of ranks can resume; the loop's position and log are saved next to them. transformers is
 not imported here: the class comes from the user.
 """
 
@@ -37,7 +37,7 @@ def _update(model: Any, optimizer: Any, batches: Any, count: Any, max_norm: Any)
 
 
 def _check(base: Any) -> None:
-    """Refuse a class whose update is not the one written above."""
+    """Refuse a class whose update differs from the one above."""
     for name in ("training_step", "compute_loss"):
         owner = next((each for each in base.__mro__ if name in vars(each)), None)
         if owner is None or not owner.__module__.startswith("transformers."):
@@ -49,7 +49,7 @@ def _check(base: Any) -> None:
 
 
 def _check_settings(trainer: Any) -> None:
-    """Refuse settings by which `Trainer` computes another loss than the one written above."""
+    """Refuse settings with which `Trainer` computes a different loss than the one above."""
     args = trainer.args
     wanted = {
         "compute_loss_func": trainer.compute_loss_func is not None,
@@ -70,7 +70,7 @@ def trainer_class(base: Any, parallelize: Callable[..., Any], options: Mapping[s
 
     Args:
         base: `transformers.Trainer`, or a subclass with the same update.
-        parallelize: Spreads a step, called with it and its arguments.
+        parallelize: Called with a step and its arguments; spreads it over the ranks.
         options: Its keyword arguments.
 
     Raises:
@@ -82,7 +82,7 @@ def trainer_class(base: Any, parallelize: Callable[..., Any], options: Mapping[s
         fast_step, resumed, batches = None, None, ()
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-            """Keep the batch, or update by all that were kept."""
+            """Keep the batch, or update with all batches kept so far."""
             self.batches += (dict(inputs),)
             model.train()  # an evaluation came before
             if len(self.batches) < self.current_gradient_accumulation_steps:
@@ -101,7 +101,7 @@ def trainer_class(base: Any, parallelize: Callable[..., Any], options: Mapping[s
         def prediction_step(
             self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
         ) -> tuple[Any, None, None]:
-            """Return the loss of a batch of validation, and no predictions."""
+            """Return the loss of a validation batch, and no predictions."""
             count = self._get_num_items_in_batch([inputs], self.args.device)
             return self.fast_step.evaluate(_loss_of, dict(inputs), count), None, None
 

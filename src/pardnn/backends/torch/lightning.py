@@ -1,9 +1,9 @@
-"""Lightning's `Trainer`: its checkpoints as ours, written and read by all ranks.
+"""Lightning's `Trainer` with pardnn's checkpoints, written and read by all ranks.
 
-Lightning asks its strategy to save and to restore. Ours writes the model and the optimizers as
-shares of the ranks, and with them what the loop, callbacks and schedulers hold, as plain values:
-any number of ranks goes on from it, and nothing is unpickled. Lightning is not imported here: the
-class comes from the user.
+Lightning asks its strategy to save and to restore. This one writes each rank's share of the model
+and the optimizers, along with what the loop, callbacks and schedulers hold, as plain values: any
+number of ranks can resume, and nothing is unpickled. Lightning is not imported here: the class
+comes from the user.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def lightning_strategy(base: Any, step: Any) -> Any:
 
     Args:
         base: `SingleDeviceStrategy`.
-        step: Of `parallelize`; what it does not reach, its caller or Lightning keeps.
+        step: From `parallelize`; its caller or Lightning keeps what it does not reach.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
 

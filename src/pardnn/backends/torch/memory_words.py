@@ -22,7 +22,7 @@ class Words:
     """The words at some addresses.
 
     Args:
-        addresses: Bytes, multiples of 8. What lies there has to be kept alive while it is read.
+        addresses: Bytes, multiples of 8. What is there has to be kept alive while it is read.
 
     Attributes:
         found: The words as they were when they were read last, in the order of the addresses.

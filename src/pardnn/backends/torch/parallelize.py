@@ -42,9 +42,9 @@ from pardnn.plan.plan import Plan
 class Parallel(Checkpointed):
     """The step on this rank; call it with the args that are neither model nor optimizer.
 
-    What changes between two calls is followed: the step is captured and planned anew for other
-    shapes, flags, modes and other values that it takes for granted, with the parameters and states
-    where they are. Of the graphs captured before, the one that holds runs.
+    Changes between two calls are followed: for other shapes, flags, modes and other values that the
+    graph depends on, the step is captured and planned again, with parameters and states where they
+    are. If a graph captured earlier fits the call, it runs.
 
     Args:
         state: What the ranks hold.
@@ -82,12 +82,12 @@ class Parallel(Checkpointed):
 
         Returns:
             What the step returns, the same on every rank: the loss, or tuples, lists, dicts and
-            objects of tensors and numbers (an object as `Fields`), without gradients. A loss alone
-            is waited for when it is read, so that the next step can begin.
+            objects of tensors and numbers (an object as `Fields`), without gradients. If only a
+            loss is returned, it is waited for when it is read, so that the next step can start.
 
         Raises:
             MismatchError: E505, E509 or E512, if the batch or what has changed cannot be followed;
-                E518, if ranks are given other batches; E519, if they see other changes.
+                E518, if ranks get different batches; E519, if they see different changes.
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
             UnsupportedError: E8xx, if what has changed cannot be captured; the graphs captured so
@@ -116,17 +116,17 @@ class Parallel(Checkpointed):
             raise self._world.report_failure(error) from error.__cause__
 
     def evaluate(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(model, *args)` on all ranks, forward alone, and return its result.
+        """Run `function(model, *args)` on all ranks, forward only, and return its result.
 
-        Every rank must call it, between steps, with the same arguments. The models of the step, in
-        the order of its arguments, come first; they are in eval mode meanwhile, and no gradients
-        are recorded. The function is captured and planned once per shape, with the parameters where
+        Every rank must call it, between steps, with the same arguments. The models of the step come
+        first, in the order of its arguments; they are in eval mode meanwhile, and no gradients are
+        recorded. The function is captured and planned once per shape, with the parameters where
         they are.
 
         Args:
-            function: Of the models and `args`: a validation loss, predictions, metrics. The same
-                object at each call, or it is captured each time.
-            *args: What it takes besides the models.
+            function: Takes the models and `args`; returns a validation loss, predictions or
+                metrics. Pass the same object at each call, or it is captured each time.
+            *args: Its arguments after the models.
 
         Returns:
             What it returns, the same on every rank.
@@ -199,7 +199,7 @@ class Parallel(Checkpointed):
 
     @property
     def captures(self) -> int:
-        """How often the step was captured so far."""
+        """How often the step has been captured so far."""
         return self._variants.num_made
 
     @property
@@ -240,13 +240,14 @@ class Parallel(Checkpointed):
 
         Args:
             path: Directory of the run; the step gets a directory of its own in it.
-            extra: What else is to be kept: epoch, position in the data, a scheduler's
-                `state_dict()`. Numbers, texts, small tensors, lists, tuples and dicts; or a
-                function that returns it, called when something is written.
-            keep: How many steps stay; older ones go once this one is durable. None keeps all.
-            every: Write only after each so many steps; to be called after every step.
-            wait: Return when the step is durable. False copies this rank's share and writes beside
-                the next steps; an error then comes from the next `save`, `load` or `close`.
+            extra: Anything else to keep: epoch, position in the data, a scheduler's
+                `state_dict()`. Numbers, strings, small tensors, lists, tuples and dicts; or a
+                function that returns them, called when something is written.
+            keep: How many checkpoints to keep; older ones are deleted once this one is durable.
+                None keeps all.
+            every: Call `save` after every step, and write only every so many steps.
+            wait: Return once the checkpoint is durable. False copies this rank's share and writes
+                it during the next steps; the next `save`, `load` or `close` then raises any error.
 
         Raises:
             FileError: E433, on all ranks, if one of them could not write; training may go on.
@@ -271,14 +272,14 @@ class Parallel(Checkpointed):
 
     @property
     def steps(self) -> int:
-        """Steps trained so far, those before the checkpoint that was loaded among them."""
+        """Steps trained so far, including those before the loaded checkpoint."""
         return self._training.steps
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes of tensors that this rank held in the first step of `graph`, measured.
+        """Measured peak bytes of tensors on this rank, in the first step of `graph`.
 
-        To be compared with `plan`: both are of the graph that ran last.
+        Comparable with `plan`: both are of the graph that ran last.
         """
         return self._executor.peak_bytes
 
@@ -288,9 +289,9 @@ class Parallel(Checkpointed):
         return tuple(self._history.step_s)
 
     def close(self) -> None:
-        """Finish what is being saved, and close the connections to the other ranks.
+        """Finish pending saves and close the connections to the other ranks.
 
-        The user's process group stays.
+        The user's process group stays open.
         """
         try:
             if self._state.users == [self._training]:

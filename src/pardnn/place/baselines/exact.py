@@ -138,7 +138,7 @@ def _answers(
 ) -> Iterator[tuple[Optimum, float]]:
     """Yield the solver's answers, each with a bound that holds for every plan.
 
-    First without memory over time, as most answers fit all the same; then with it, for up to
+    First without memory over time, as most answers fit anyway; then with it, for up to
     `MEMORY_SECONDS` or half of the time; then without it and with placements forbidden.
     """
     until = time.monotonic() + seconds

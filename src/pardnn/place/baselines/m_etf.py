@@ -207,7 +207,7 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
             s.reads_left[a.tensor_owner[a.input_tensor[edge]]] += 1
         if missing[op] == 0:
             _offer(a, task, s, op, key, item, size)
-    # Not as literals, for each of which what takes them would be compiled anew.
+    # Not as literals, for each of which what takes them would be compiled again.
     limited, nothing = n > 0, np.int64(0)
     for count in range(n):
         op, d = _first_pair(a, task, s, limited, key, item, size, blocked, num_blocked)

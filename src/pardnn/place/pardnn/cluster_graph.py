@@ -22,8 +22,8 @@ from pardnn.kernels.jit import helper, kernel
 from pardnn.place.pardnn.problem import Clusters, Problem, cluster_rows, clustered_levels
 from pardnn.sim.adjacency import Edges
 
-#: Distinct top levels that are told apart, and bins where there are more: the trees of 16 devices
-#: then take 512 KiB.
+#: Most distinct top levels that are kept apart, and bins if there are more: the trees of 16
+#: devices then take 512 KiB.
 MAX_LEVELS, LEVEL_BINS = 1 << 14, 1 << 12
 #: Of the whole work: differences of sums below it are nothing.
 ROUNDING = 1e-12

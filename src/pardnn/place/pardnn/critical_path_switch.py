@@ -3,7 +3,7 @@
 Once the graph is partitioned, edges between devices cost time and edges within one do not, so the
 critical path is another one than that of slicing. Along it, an endpoint of an edge that crosses
 devices joins the other end's device if that shortens every path through it, which the levels of its
-neighbours tell. Then levels are computed anew; one call is one round. O(ops + edges).
+neighbours tell. Then levels are computed again; one call is one round. O(ops + edges).
 
 Deviations: a switch moves a whole co-location group, and only to a device that can run it.
 Contention on the links is not counted.

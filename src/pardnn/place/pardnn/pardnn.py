@@ -61,7 +61,7 @@ def place_pardnn(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Not used: nothing is random.
-        known: Where state lies, and where ops ran before.
+        known: Where state is, and where ops ran before.
         below: Seconds of a plan that is there: where memory binds, the search ends early if it is
             far from that.
 
@@ -101,7 +101,7 @@ def place_arrays(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         overwrites: From `first_overwrites`.
-        known: Where state lies, and where ops ran before.
+        known: Where state is, and where ops ran before.
         below: See `place_pardnn`.
 
     Raises:

@@ -82,7 +82,7 @@ def problem_of(
         arrays: The graph.
         machine: Durations and links.
         adjacency: The graph's edges, if they are known.
-        pins: The only device of each op that one device alone can run for what lies there; -1 for
+        pins: The only device of each op that one device alone can run for what is there; -1 for
             the others. None: for all.
 
     Raises:

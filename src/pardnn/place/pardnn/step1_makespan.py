@@ -54,7 +54,7 @@ from pardnn.sim.timeline import Timeline
 PASS_OPS, MAX_PASSES = 600_000, 40
 #: Ops above which the number of walks over the graph is constant, and the passes there.
 MANY_OPS, MIN_PASSES = 50_000, 2
-#: Graphs up to `MAX_OPS` get the whole search all the same, unless plain HEFT is `NEAR` the work
+#: Graphs up to `MAX_OPS` get the whole search anyway, unless plain HEFT is `NEAR` the work
 #: spread over all devices, which no plan beats: at 57,000 ops (TRN-2) a third faster plan for 1 s.
 MAX_OPS, NEAR = 100_000, 1.01
 #: Times the makespan of HEFT: large graphs whose clusters, mapped, are slower are not refined.

@@ -135,7 +135,7 @@ def polish(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the choice of changes.
         work: Ops whose times are computed again; None for `work_for`.
-        near: Without HEFT, which places all ops anew, and moves of whole components.
+        near: Without HEFT, which places all ops again, and moves of whole components.
         by_period: Whether the period is made small, and not the makespan.
     """
     job = _job_of(graph, machine, capacities, by_period)

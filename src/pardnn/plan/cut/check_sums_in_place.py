@@ -75,7 +75,7 @@ def _form_problem(
     if made[owner].op.is_source or made[owner].op.memory != "normal":
         return f"{owner!r:.60} outlives it"
     if any(owners.get(name) == owner for name in op.inputs if name != target):
-        return "the other term lies in the same storage"
+        return "the other term is in the same storage"
     return None
 
 

@@ -162,7 +162,7 @@ class LocalRegions:
         if rows and fill is None and filled != needed:
             return f"its slices hold {filled} of {needed} elements"
         if len({of for of, _ in origins}) == 1 and len(origins) > 1:
-            return "its slices do not lie beside each other as they do in the tensor"
+            return "its slices are not arranged as in the tensor"
         if len(origins) != 1 or not next(iter(origins))[1]:
             return None
         ((of, low),) = origins

@@ -88,7 +88,7 @@ def _axes(each: Constraint, mesh: Mesh) -> Sequence[int]:
 def layouts_of_demands(
     demands: Sequence[LayoutDemand], mesh: Mesh
 ) -> tuple[dict[str, Layout], tuple[Constraint, ...]]:
-    """Return the layout demanded of each tensor, free on other axes; and two that are at odds.
+    """Return the layout demanded of each tensor, free on other axes; and two that are in conflict.
 
     Args:
         demands: From `layout_demands`.

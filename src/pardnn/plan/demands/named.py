@@ -129,7 +129,7 @@ def named(
         width: Devices of a submesh, if ops are cut inside of submeshes.
 
     Raises:
-        UsageError: E245, if a name or a device is not there.
+        UsageError: E245, if a name or a device does not exist.
     """
     names = Names(graph, planned)
     index = {} if cluster is None else {d.name: i for i, d in enumerate(cluster.devices)}

@@ -1,4 +1,4 @@
-"""The best of several plans, of some numbers of pieces each."""
+"""The best of several plans with different numbers of pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_OPS_IN_PIECES = 60_000
 
 
 class TooManyPiecesError(InfeasibleError):
-    """No plan of so many pieces is faster than one that is there."""
+    """No plan with this many pieces is faster than a known one."""
 
 
 @final
@@ -27,12 +27,12 @@ class Best:
 
     Args:
         problem: What is planned.
-        found: An outcome that is there.
+        found: A known outcome.
 
     Attributes:
         found: The best; None before there is one.
-        failure: Of the first plan that did not fit; of the first that tells the bytes it needs.
-        worse: How many outcomes since were no better.
+        failure: The first plan that did not fit, or the first that says how many bytes it needs.
+        worse: How many outcomes since then were no better.
         spent: Planning time of all, seconds.
         failed: Why what was tried last gave no plan; None if it gave one.
     """
@@ -45,7 +45,7 @@ class Best:
         self.spent = 0.0 if found is None else found.planning_s
 
     def try_(self, plan: Callable[[], Outcome]) -> bool:
-        """Return whether a plan is there and better than those before."""
+        """Return whether a plan is found and better than those before."""
         check_time()
         self.failed = None
         try:
@@ -86,7 +86,7 @@ class Best:
         return math.inf if self.found is None else self.found.makespan_s
 
     def take(self, other: Best) -> None:
-        """Take the best of others, if it is better, and the time that they took; once."""
+        """Take over another search's best, if it is better, and its planning time, once."""
         self.spent, other.spent = self.spent + other.spent, 0.0
         if other.failure is not None:
             self._note(other.failure)
@@ -94,7 +94,7 @@ class Best:
             self.found = other.found
 
     def is_done(self, number: int) -> bool:
-        """Whether more pieces than so many are not tried: they cost more launches, and planning."""
+        """Whether to stop adding pieces: more cost more launches, and planning time."""
         is_many = 2 * number * len(self.problem.graph.ops) > MOST_OPS_IN_PIECES
         return self.had_too_many or self.worse >= PATIENCE or is_many
 

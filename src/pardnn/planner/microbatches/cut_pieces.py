@@ -1,4 +1,4 @@
-"""Pieces of which every op is cut over all devices: gradient accumulation beside data parallelism.
+"""Pieces whose ops are cut over all devices: gradient accumulation with data parallelism.
 
 Problem: a cut of the whole batch holds the activations of all of a device's samples at once.
 Idea: the graph of the pieces is cut as the step would be, and its ops keep their order, one piece
@@ -48,7 +48,7 @@ def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) ->
 
     Raises:
         InfeasibleError: E301, if none fits.
-        UsageError: E226, if the batch cannot be cut in so many.
+        UsageError: E226, if the batch cannot be cut into that many.
     """
     wanted = problem.options.microbatches
     if wanted != "auto":
@@ -71,8 +71,8 @@ def decide_cut_pieces(problem: Problem, names: Sequence[str], decide: Decide) ->
 def better_cut_pieces(problem: Problem, best: Outcome | None, decide: Decide) -> Outcome | None:
     """Return the best of an outcome and cuts in pieces; None if there is none.
 
-    Of as few pieces as fit: more take longer. Where the whole batch was tried, too, cuts are left
-    out that had room for it.
+    Takes as few pieces as fit, since more take longer. If the whole batch was tried too, cuts that
+    had room for it are left out.
 
     Args:
         problem: What was planned, with as many pieces as its options say.
@@ -106,12 +106,12 @@ def better_cut_pieces(problem: Problem, best: Outcome | None, decide: Decide) ->
 
 
 def counts() -> Iterator[int]:
-    """Yield 2, 4, 8 and so on; an end is where the batch has fewer samples."""
+    """Yield 2, 4, 8 and so on; the caller stops when the batch has fewer samples."""
     return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
 
 
 def _of(problem: Problem, count: int, names: Sequence[str], decide: Decide) -> Outcome:
-    """Return the best plan of so many pieces.
+    """Return the best plan with this many pieces.
 
     Raises:
         UsageError: E226, if a piece has fewer samples than the devices that share it.

@@ -39,7 +39,7 @@ FEW_PIECES = 4
 
 
 def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
-    """Return the best plan of the numbers of pieces that are asked for.
+    """Return the best plan over the requested numbers of pieces.
 
     Args:
         problem: What to plan; its options say how many pieces, two at least.
@@ -48,7 +48,7 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
 
     Raises:
         InfeasibleError: E301, if none fits.
-        UsageError: E226, if the batch cannot be cut in so many.
+        UsageError: E226, if the batch cannot be cut into that many.
     """
     wanted = problem.options.microbatches
     assert wanted is not None
@@ -62,15 +62,15 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
 def _best(
     problem: Problem, names: Sequence[str], placing: Sequence[str], decide: Decide
 ) -> Outcome:
-    """Return the best plan of 1, 2, 4 pieces and so on.
+    """Return the best plan over 1, 2, 4 pieces and so on.
 
-    Rows are tried first, as many pieces as devices or a few times as many, then stages of a quarter
-    of the devices (fewer pieces keep a pipeline of as many stages busy for less than a fifth of the
-    time), which bound placements of the whole batch: of a step that takes thrice as long whole,
-    those cost 5 s of 60. Then follow stages of more pieces: all quick, and what they take bounds
-    the cuts of the whole batch, each of which takes seconds to partition. The other algorithms then
-    cut the batch in as many pieces as was best (`_others`). Where there are no stages, they are
-    tried of each number.
+    Rows are tried first, with as many pieces as devices or a few times as many, then stages with a
+    quarter as many pieces as devices (fewer pieces keep a pipeline of as many stages busy for less
+    than a fifth of the time). Both bound placements of the whole batch, which cost 5 s of 60 for a
+    step that takes three times as long whole. Stages with more pieces follow; all of these are
+    quick, and their time bounds cuts of the whole batch, each of which takes seconds to partition.
+    The other algorithms then use the best number of pieces (`_others`), or, without stages, are
+    tried with each number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
@@ -118,7 +118,7 @@ def _polish(problem: Problem, staged: Best, below: float) -> None:
     Args:
         problem: The step with its batch whole.
         staged: The best stages of any number of pieces.
-        below: Seconds of the best plan of another kind: far above it they stay as they are.
+        below: Seconds of the best plan of another kind; stages far above it are not improved.
     """
     options, outcome = problem.options, staged.found
     is_plain = not (options.recompute or options.offload) and problem.start is None
@@ -134,10 +134,10 @@ def _polish(problem: Problem, staged: Best, below: float) -> None:
 def _best_number(staged: Best, tried: Callable[[int], bool], first: int) -> int:
     """Try numbers of pieces, after a first one; return the best one, 1 if there is none.
 
-    Fewer are tried where the first one was best, or nothing fits.
+    Fewer are tried if the first number was best, or nothing fits.
 
     Args:
-        staged: What was found of the first one.
+        staged: What was found with the first number.
         tried: Tries one number; whether it is better than those before.
         first: A power of 2.
     """
@@ -154,15 +154,15 @@ def _best_number(staged: Best, tried: Callable[[int], bool], first: int) -> int:
 
 
 def _others(found: Best, count: int, in_pieces: Callable[[int, float], Outcome]) -> None:
-    """Try algorithms that need fewer pieces than stages do, and take what is better.
+    """Try algorithms that need fewer pieces than stages do, and keep the better plan.
 
-    Of as many pieces as was best and of half of them, and of fewer as long as that is faster than
-    they were; of more where nothing fits.
+    They are tried with the best number of pieces and half of it, then with fewer as long as that is
+    faster, and with more if nothing fits.
 
     Args:
         found: What was found before.
         count: Pieces that were best; 1 if none was.
-        in_pieces: Runs them on so many pieces, to find what is below so many seconds.
+        in_pieces: Runs them on a number of pieces, to find a plan below some seconds.
     """
     rest = Best(found.problem)
 
@@ -188,7 +188,7 @@ def _others(found: Best, count: int, in_pieces: Callable[[int, float], Outcome])
 
 @contextlib.contextmanager
 def _until_no_batch() -> Iterator[None]:
-    """End where the batch cannot be cut in so many pieces."""
+    """Stop once the batch cannot be cut into this many pieces."""
     try:
         yield
     except UsageError as error:
@@ -204,14 +204,14 @@ def _in_pieces(
     *,
     below: float = math.inf,
 ) -> Outcome:
-    """Return the best plan of a cut batch: in stages, and by the other algorithms asked for.
+    """Return the best plan of a cut batch: in stages, and by the other requested algorithms.
 
     Args:
         problem: The step with its batch whole.
         count: Pieces.
         placing: Algorithms.
         decide: Runs them.
-        below: Seconds of a plan that is there: what cannot be faster is not looked for.
+        below: Seconds of a known plan; anything that cannot be faster is skipped.
 
     Raises:
         InfeasibleError: E301, the first, if none fits, or can be faster.
@@ -256,7 +256,7 @@ def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outco
 
 
 def _owned(problem: Problem, count: int, decide: Decide) -> Outcome:
-    """Cut the batch with an accumulator of each sum on each device, and deal out the pieces."""
+    """Cut the batch with an accumulator of each sum on each device, and spread the pieces."""
     pieces, inner = problem_in_pieces(problem, count, problem.cluster.num_devices)
     return completed(problem, inner, pieces, in_rows(inner, decide))
 
@@ -282,7 +282,7 @@ def in_stages(problem: Problem, inner: Problem) -> Outcome:
 
 
 def _recipes(problem: Problem, count: int) -> list[str]:
-    """Return the pipelines by name that are tried beside what is searched for."""
+    """Return the named pipelines that are tried in addition to the search."""
     options = problem.options
     is_best = options.algorithm in (BEST, BEST_WHOLE) and not placing(options.constraints)
     is_best = is_best and problem.start is None
@@ -301,12 +301,12 @@ def _spread(
 
 
 def _far(graph: Graph) -> float:
-    """Return times the best seconds known, from which on no plan of a graph is improved."""
+    """Return how many times the best known seconds a plan may take to still be improved."""
     return FAR if len(graph.ops) <= FEW_OPS else FAR_OF_LARGE
 
 
 def _only_below(problem: Problem, seconds: float) -> Problem:
-    """Return the problem of finding a faster plan; one with second calls begins with a slower."""
+    """Return the problem of finding a faster plan; with second calls, slower ones lead there."""
     options = problem.options
     if options.recompute or options.offload or options.objective != "seconds":
         return problem
@@ -314,7 +314,7 @@ def _only_below(problem: Problem, seconds: float) -> Problem:
 
 
 def _may_be_below(problem: Problem, names: Sequence[str], seconds: float) -> list[str]:
-    """Return the algorithms that may be faster on the whole batch than a plan that is there."""
+    """Return the algorithms that may be faster on the whole batch than a known plan."""
     options = problem.options
     if not math.isfinite(seconds) or options.recompute or options.offload:
         return list(names)
@@ -326,7 +326,7 @@ def _may_be_below(problem: Problem, names: Sequence[str], seconds: float) -> lis
 
 
 def _check_may_be_below(inner: Problem, seconds: float) -> None:
-    """Raise if no plan of a cut graph can be faster than one that is there.
+    """Raise if no plan of a cut graph can be faster than a known one.
 
     Small calls keep a device less busy than one large call, so the more pieces there are, the
     longer all devices compute, whatever the plan.

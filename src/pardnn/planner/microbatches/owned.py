@@ -1,6 +1,6 @@
 """A cut batch in rows: as many pieces as devices, or twice as many, and an owner of each state.
 
-What that takes bounds the rest of the search, for it is quick and often near to the best.
+This is quick and often close to the best plan, so its time bounds the rest of the search.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WORK_PER_OP = 300
 
 
 def best_owned(problem: Problem, in_pieces: Callable[[int], Outcome]) -> tuple[Best, int]:
-    """Return the best plan in rows of as few pieces as fit, and their number; 1 if none does.
+    """Return the best plan in rows with as few pieces as fit, and their number; 1 if none fits.
 
     Args:
         problem: The step with its batch whole.
-        in_pieces: Cuts its batch, and deals out the pieces.
+        in_pieces: Cuts its batch, and spreads the pieces.
     """
     best, is_limited = Best(problem), any(size is not None for size in problem.capacities)
     count = 1
@@ -48,7 +48,7 @@ def best_owned(problem: Problem, in_pieces: Callable[[int], Outcome]) -> tuple[B
 
 
 def in_rows(inner: Problem, decide: Decide) -> Outcome:
-    """Deal out the pieces of a cut graph, and improve that by moves of single ops.
+    """Spread the pieces of a cut graph, and improve the result by moves of single ops.
 
     Args:
         inner: The cut graph as a problem.

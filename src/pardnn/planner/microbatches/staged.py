@@ -1,8 +1,8 @@
 """A cut batch in stages: pipelines found from the graph, with orders that memory allows.
 
 Blocks of layers of nearly equal work (`place.recipes.stages`), one or two on each device, there and
-back or in turn; what the devices do is ordered by `place.ordering.order_search`. One device has all
-pieces of a layer, so there is one accumulator of each gradient.
+back or in turn; `place.ordering.order_search` orders the work of the devices. One device has all
+pieces of a layer, so there is one accumulator per gradient.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def decide_staged(whole: Graph, cut: Problem) -> Decision:
         cut: The cut graph as a problem.
 
     Raises:
-        InfeasibleError: E301, if none fits, or can be faster than what is there; E302, if an op can
-            run nowhere.
+        InfeasibleError: E301, if none fits or can be faster than a known plan; E302, if an op
+            cannot run on any device.
     """
     machine, devices = cut.machine, cut.cluster.num_devices
     seconds = _whole_seconds(whole, cut)

@@ -1,4 +1,4 @@
-"""Which algorithms of a portfolio suit a step: some place pieces that are alike alone."""
+"""Which algorithms of a portfolio suit a step: some can only place equal pieces."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Plans that cut ops, with the devices' shards of optimizer state on the host.
 
-Problem: state on the host is a graph with copies of it, and a cut of that graph would have to know
-what a copy is.
-Idea: a cut plan is a placement of its local ops, in which each shard of a state is a source of its
-own. So the plan is made first, for more memory than there is, once for as much more as its state
-takes: a plan with second calls uses all that it is given, and fits no other way. Then the shards of
-as few states as are needed go to the host, and the copies stand in each device's order right before
-the first op that reads the shard and right after the last that writes it.
+Problem: with state on the host the graph has copies of it, and a cut of that graph would have to
+know what a copy is.
+Idea: a cut plan is a placement of its local ops, in which each shard of a state is a separate
+source. So the plan is made first, for more memory than there is, once with as much more as its
+state takes: a plan with second calls uses all the memory it gets, and would not fit otherwise. Then
+the shards of as few states as needed go to the host, and each device's order gets the copies right
+before the first op that reads the shard and right after the last that writes it.
 Complexity: a plan for each of a few limits, and for each a simulation for each step of a bisection.
 Deviations: a shard that is sent as it is stays on its device.
 """
@@ -47,7 +47,7 @@ def decide_cut_offloaded(
         problem: What to plan.
         names: Algorithms that cut ops.
         decide: Runs them on a problem, and returns the best outcome.
-        stays: States that lie on the host.
+        stays: States that are on the host.
 
     Raises:
         InfeasibleError: E301, of the plan that came nearest, if none fits either way.
@@ -75,13 +75,13 @@ def decide_cut_offloaded(
 
 
 def _missing_bytes(error: InfeasibleError) -> float:
-    """Return how far a plan was from fitting; an error that tells of no plan is the farthest."""
+    """Return how far a plan was from fitting; infinite if the error has no plan."""
     usable = error.details.get("usable_bytes")
     return float("inf") if usable is None else error.details["bytes"] - usable
 
 
 def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:
-    """Yield plans for more memory than there is: what goes to the host is to make them fit."""
+    """Yield plans for more memory than there is, to be made to fit by moving state to the host."""
     seen: list[Plan] = []
     for memories in _larger_limits(problem):
         check_time()
@@ -115,7 +115,7 @@ def _larger_limits(problem: Problem) -> list[list[int | None]]:
 
 
 def _least(problem: Problem, base: Outcome, kept: set[str]) -> Outcome:
-    """Return a plan with as few states on the host as let it fit, the largest first.
+    """Return a plan with as few states on the host as it needs to fit, largest first.
 
     Raises:
         InfeasibleError: E301, if it does not fit with all of them there.

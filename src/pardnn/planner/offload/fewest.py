@@ -11,9 +11,9 @@ def fewest(tried: Callable[[int], Outcome | None], most: int) -> Outcome:
     """Return the plan that fits with the fewest states on the host. O(log most) trials.
 
     Args:
-        tried: Plans with so many of them there; None where that does not fit. Of all of them it
-            raises then.
-        most: How many may be there.
+        tried: Plans with this many on the host; None if that does not fit. With all of them there,
+            it raises instead.
+        most: How many may be on the host.
     """
     best = tried(0)
     if best is not None:

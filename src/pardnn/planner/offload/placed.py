@@ -34,8 +34,8 @@ SHORT_SEARCH = 20
 def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
     """Return a plan with as little state on the host as was found to fit.
 
-    The largest states go first, for they need the fewest copies; how many is found by bisection.
-    So on one device a larger limit copies no more. What lies on the host already stays there. Where
+    The largest states go first, as they need the fewest copies; bisection finds how many. So on one
+    device, a larger limit never copies more. What is on the host already stays there. Where
     ops may be called a second time, too, see `_beside_second_calls`.
 
     Args:
@@ -73,16 +73,17 @@ def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> 
 def _beside_second_calls(
     problem: Problem, names: Sequence[str], decide: Decide, stays: list[str], movable: list[str]
 ) -> Outcome:
-    """Return the faster one of state on the host and second calls, or both where neither fits.
+    """Return the faster of state on the host and second calls, or both combined if neither fits.
 
-    Then a part of the state's bytes, in eighths, is on the host, the least that a short search for
-    second calls finds enough. Of a GPT-2 in half of its memory a whole search was no faster.
+    Combined, the smallest number of eighths of the state's bytes goes to the host for which a short
+    search for second calls succeeds. For a GPT-2 in half of its memory, a full search found nothing
+    faster.
 
     Args:
         problem: What to plan.
         names: Algorithms to run.
         decide: Runs them on a problem, and returns the best outcome.
-        stays: States that lie on the host.
+        stays: States that are on the host.
         movable: States that may be there, the largest first.
 
     Raises:
@@ -122,7 +123,7 @@ def _beside_second_calls(
 
 
 def _eighths(problem: Problem, movable: Sequence[str]) -> list[int]:
-    """Return 0, and how many of the states have an eighth of their bytes, two eighths and so on."""
+    """Return 0, and how many states make up one eighth of their bytes, two eighths and so on."""
     sizes = {op.name: span_bytes(op.outputs[0]) for op in problem.graph.ops if op.outputs}
     sums = np.cumsum([sizes[name] for name in movable])
     bounds = np.arange(1, 9) / 8 * (sums[-1] if len(sums) else 0)
@@ -161,7 +162,7 @@ def _movable(problem: Problem) -> tuple[list[str], list[str]]:
 
 
 def lies_on_host(problem: Problem) -> list[str]:
-    """Return the states of the graph that lie on the host because a plan ran that had them there.
+    """Return the states of the graph that are on the host because an earlier plan put them there.
 
     Args:
         problem: With the state that stays where it is.

@@ -99,11 +99,11 @@ def plan_of_sharding(
 ) -> ShardedPlan:
     """Complete a sharding to a plan, simulated by the costs of the graph, or an estimate of them.
 
-    Measured costs are scaled to the local ops, others made anew for them.
+    Measured costs are scaled to the local ops; others are computed for them.
 
     Args:
         problem: A captured graph, and as many devices as the mesh.
-        sharding: What cannot be sharded as it says is left whole.
+        sharding: Tensors that cannot be sharded this way are left whole.
         unless_above: Seconds; the plan is given up if its devices compute for as long, or if an
             estimate is much above.
 
@@ -167,10 +167,10 @@ def _count_work(problem: Problem, legal: Sharding) -> None:
 
 
 def _reuses(problem: Problem, sharding: Sharding, held: Sequence[int]) -> tuple[int, ...]:
-    """Return for how many ops a fetched region is kept, in the order of trying; -1: in turn.
+    """Return for how many ops to keep a fetched region, in the order to try; -1: varied in turn.
 
-    Regions are kept for all ops only where that may keep to `memory_goals`: not if what devices
-    hold all the time is more.
+    Regions are kept for all ops only if `memory_goals` may then be met: not if what devices hold
+    all the time already exceeds them.
     """
     graph, mesh, number = problem.graph, sharding.mesh, len(problem.graph.ops)
     largest = max((t.bytes for op in graph.ops for t in op.outputs), default=0)
@@ -192,7 +192,7 @@ def _completed(
     Args:
         problem: What is planned.
         legal: From `legalize`.
-        reuses: To try, see `_reuses`.
+        reuses: What to try; see `_reuses`.
         relay_axes: See `spmd_partition`.
         unless_above: See `plan_of_sharding`.
 

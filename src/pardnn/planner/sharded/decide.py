@@ -48,7 +48,7 @@ MEASURING_S = 120.0
 
 
 def can_shard(graph: Graph) -> bool:
-    """Whether a graph tells what its calls are: shapes and arguments, as captured ones do."""
+    """Whether a graph has shapes and arguments of its calls, as captured graphs do."""
     return any(
         op.arguments is not None and "args" in op.arguments and not op.is_source for op in graph.ops
     )
@@ -61,10 +61,10 @@ def may_shard(graph: Graph, cluster: Cluster) -> bool:
 
 
 def beaten_at(problem: Problem, makespan_s: float, cut: ShardedPlan | None) -> float | None:
-    """Return the estimated seconds from which a cut need not be looked at; None for any.
+    """Return the estimated seconds from which a cut is skipped; None for no limit.
 
-    Where costs are measured, those of a cut are estimates until its local ops are measured: it is
-    held against the best plan's estimate, with room for what estimates are off.
+    If costs are measured, a cut only has estimates until its local ops are measured, so it is
+    compared with the best plan's estimate, with room for estimation errors.
 
     Args:
         problem: What is planned.
@@ -87,14 +87,14 @@ def decide_sharded(
     Args:
         problem: A captured graph, and what it runs on.
         algorithm: A key of `SHARDED`.
-        unless_above: Give up where the makespan cannot be below this, because computing alone
-            takes as long, or is not by an estimate: measuring the local ops takes longer than
+        unless_above: Give up if the makespan cannot be below this, because computing alone takes as
+            long, or is not below it by an estimate: measuring the local ops takes longer than
             planning.
 
     Raises:
         UsageError: E213, if the graph does not say what its calls are.
         InfeasibleError: E301, if the plan does not fit, or was given up.
-        DescriptionError: E220, if a user's description is not what its operator does.
+        DescriptionError: E220, if a user's description does not match its operator.
         UnsupportedError: E822 or E823, if an op draws or writes what cannot be cut.
     """
     if not can_shard(problem.graph):
@@ -141,7 +141,7 @@ def _measured(problem: Problem, found: ShardedPlan, *, may_give_up: bool) -> Sha
 def fitting_plans(
     problem: Problem, algorithm: str, *, unless_above: float | None = None
 ) -> list[ShardedPlan]:
-    """Return the plans that fit, of what an algorithm finds; `tofu` looks for memory before none.
+    """Return the plans of an algorithm that fit; `tofu` saves memory before it finds none.
 
     Args:
         problem: A captured graph, and what it runs on.
@@ -149,7 +149,7 @@ def fitting_plans(
         unless_above: Seconds; plans are given up whose devices compute for as long.
 
     Raises:
-        InfeasibleError: E301, of the plan that needs least, if none fits.
+        InfeasibleError: E301, for the plan that needs the least, if none fits.
     """
     found: list[ShardedPlan] = []
     failures: list[InfeasibleError] = []
@@ -195,7 +195,7 @@ def _is_slow(error: InfeasibleError) -> bool:
 def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
     """Yield shardings that take less memory: by shares, then at a rising price of memory.
 
-    The prices do not depend on the limit, so what needs no more than some limit is also found at
+    The prices do not depend on the limit, so a sharding that fits some limit is also found under
     that limit.
     """
     size = problem.cluster.num_devices

@@ -1,4 +1,4 @@
-"""Bytes that devices hold at least under a sharding, whatever is fetched and when.
+"""Lower bound on the bytes of devices under a sharding, whatever is fetched and when.
 
 Problem: a cut that does not fit is partitioned once for each way to share fetches, seconds each.
 Idea: local ops keep the order of the graph, so a device has its shard of a tensor from the op that
@@ -28,7 +28,7 @@ from pardnn.time_limit import check_time
 
 
 def least_peaks(graph: Graph, sharding: Sharding) -> list[int]:
-    """Return bytes that each device holds at some moment at least, beside what it always holds.
+    """Return a lower bound on each device's peak, in addition to what it always holds.
 
     Args:
         graph: A captured graph.
@@ -55,7 +55,7 @@ def least_peaks(graph: Graph, sharding: Sharding) -> list[int]:
 
 
 class _Shards(NamedTuple):
-    """Of a tensor: when it is made, and by device when its shard is read last, and its bytes."""
+    """When a tensor is made and, per device, when its shard is last read, and its bytes."""
 
     made: int
     read: list[int]
@@ -87,7 +87,7 @@ def _last_readers(emitter: Emitter) -> dict[str, list[int]]:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether a view has a byte of its storage for each of its own."""
+    """Whether a view has as many bytes of storage as it has itself."""
     shape = tensor.shape or ()
     strides = tensor.strides or contiguous_strides(shape)
     end = 1

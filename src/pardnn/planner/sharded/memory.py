@@ -1,6 +1,6 @@
-"""What devices hold under a sharding: what it must be at most, and whether it may be.
+"""What devices hold under a sharding: goals, limits, and checks against them.
 
-Goals are what a device should need: the plan shares fetched regions as far as they are kept.
+Goals say what a device should need: the plan shares fetched regions as long as goals are met.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def held_bytes(graph: Graph, sharding: Sharding) -> list[int]:
 
 
 def check_held(problem: Problem, held: Sequence[int]) -> None:
-    """Raise if a device has no room for what it holds all the time: partitioning takes seconds."""
+    """Raise before partitioning if a device has no room for what it holds all the time."""
     for device, (size, usable) in enumerate(zip(held, problem.capacities, strict=True)):
         if usable is not None and size > usable:
             raise InfeasibleError(
@@ -57,7 +57,7 @@ def check_held(problem: Problem, held: Sequence[int]) -> None:
 
 
 def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> None:
-    """Raise if a device cannot but hold more than it may: partitioning takes seconds.
+    """Raise before partitioning if a device must hold more than it may.
 
     Args:
         problem: What is planned.
@@ -91,7 +91,7 @@ def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
 
 
 def goals_of(graph: Graph, mesh: Mesh, fetched: int) -> list[int]:
-    """Return the same where the largest fetched region has so many bytes."""
+    """Return the same for a largest fetched region of this many bytes."""
     peak = ROOM * one_device_peak(graph.arrays)
     return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
 

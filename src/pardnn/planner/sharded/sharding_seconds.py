@@ -1,11 +1,11 @@
-"""Seconds of a sharding by an estimate, before anything is partitioned.
+"""An estimate of a sharding's seconds, before anything is partitioned.
 
 Problem: a cut over many devices takes many times longer to partition and simulate than to find.
-Idea: what the objective `seconds` counts, of one sharding. Equal calls are counted once, and a
-region that several ops need is fetched once.
+Idea: evaluate the objective `seconds` for one sharding. Equal calls are counted once, and a region
+that several ops need is fetched once.
 Complexity: O(distinct ops x devices^2), and O(ops) look-ups.
-Reference: none. Deviations from the simulator: devices are alike, a device's messages follow those
-of the op before, none runs beside computation, and what ops wait for each other is not known.
+Reference: none. Deviations from the simulator: devices are equal, a device's messages follow those
+of the previous op, none overlaps computation, and waits between ops are unknown.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sharding_seconds(
 ) -> StepSeconds:
     """Return how long a step takes, by an estimate.
 
-    Sums that devices hold the terms of (`PARTIAL`) are added up for nothing.
+    Adding up sums whose terms are on devices (`PARTIAL`) is counted as free.
 
     Args:
         graph: The graph.

@@ -1,6 +1,6 @@
-"""Shares of unlike devices: how much each gets of all that `tofu` cuts.
+"""Shares of different devices: how much each one gets of everything that `tofu` cuts.
 
-Problem: equal parts wait for the slowest device, and end at the limit of the smallest.
+Problem: with equal parts, all wait for the slowest device, and the smallest sets the limit.
 Idea: parts in the ratio of the devices' speeds, but none larger than its device's memory. Each mesh
 axis has a share for each of its coordinates, so blocks are as wide in one group as in any other,
 and partial results of two groups lie over each other. Where no such product is near to what devices
@@ -71,7 +71,7 @@ def shared_shardings(problem: Problem, slack: float, objective: str) -> Iterator
 
 
 def device_fractions(problem: Problem, slack: float) -> Float64[ndarray, " k"]:
-    """Return what part of all work and memory each device should get; the sum is 1.
+    """Return the fraction of all work and memory that each device should get; the sum is 1.
 
     Args:
         problem: Has costs and limits.
@@ -95,7 +95,7 @@ def device_fractions(problem: Problem, slack: float) -> Float64[ndarray, " k"]:
 
 
 def _step_seconds(problem: Problem) -> Float64[ndarray, " k"]:
-    """Seconds of all ops on each device, of those that every device can run."""
+    """Seconds on each device of all ops that every device can run."""
     rows = [problem.costs.on(device.type, device.speed) for device in problem.cluster.devices]
     seconds = np.array(rows)
     total = seconds[:, np.isfinite(seconds).all(axis=0)].sum(axis=1)
@@ -125,7 +125,7 @@ def _shapes(shape: tuple[int, ...], fractions: Float64[ndarray, " k"]) -> Iterat
 
 
 def _excess(mesh: Mesh, fractions: Float64[ndarray, " k"]) -> float:
-    """Return how many times its fraction some device gets at most."""
+    """Return the largest ratio of a device's share to its fraction."""
     return float((np.array(mesh.fractions()) / fractions).max())
 
 

@@ -1,6 +1,6 @@
-"""What an earlier plan is good for: the plan itself, the device of each op, layouts of tensors.
+"""What to reuse of an earlier plan: the plan itself, the device of each op, layouts of tensors.
 
-A plan that ran before (state lies where it put it) and one that a user starts from are read alike.
+A plan that ran before (state is where it put it) and a user's start plan are treated alike.
 Ops, tensors and devices are matched by name, so the graph and the cluster may have changed.
 """
 
@@ -27,7 +27,7 @@ from pardnn.shard.sharding import FixedLayouts
 
 
 def plan_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> PlanArrays | None:
-    """Return an earlier plan, if it is a plan for this graph and these devices too, limits aside.
+    """Return an earlier plan, if it is also valid for this graph and these devices, limits aside.
 
     Args:
         graph: The graph; in pieces, if that of the plan was.
@@ -60,10 +60,10 @@ def places_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> Int64[nd
 
 
 def devices_now(plan: Plan, cluster: Cluster) -> list[int]:
-    """Return which device of a cluster each device of a plan is, -1 for those that are gone.
+    """Return which device of a cluster each device of a plan is; -1 for those that are gone.
 
-    They are told by name; by number where the plan names no cluster, or none of these devices:
-    those of CPU ranks are called `cpu:0`, `cpu:1`, and were planned for as `gpu:0`, `gpu:1`.
+    They are matched by name, or by number if the plan names no cluster, or none of these devices:
+    CPU ranks are called `cpu:0`, `cpu:1`, but were planned for as `gpu:0`, `gpu:1`.
     """
     now = {device.name: number for number, device in enumerate(cluster.devices)}
     if plan.cluster is None or not any(device.name in now for device in plan.cluster.devices):
@@ -104,14 +104,14 @@ def _suits(layout: Layout, shape: Iterable[int] | None) -> bool:
 
 
 def started(options: PlanOptions, start: Plan) -> PlanOptions:
-    """Return options with what a plan to start from decides and the user does not.
+    """Return options completed by what a start plan decides and the user does not.
 
     Args:
         options: As the user gave them.
-        start: The plan to start from.
+        start: The start plan.
 
     Raises:
-        UsageError: E249, if an algorithm is named that does not start from such a plan.
+        UsageError: E249, if the named algorithm cannot start from such a plan.
     """
     is_mixed = start.partition is not None and start.partition.submeshes > 1
     fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))

@@ -1,9 +1,9 @@
-"""A search near the plan that a user starts from: repaired, improved by small moves, kept near.
+"""A search near the user's start plan: repair it, improve it by small moves, stay close to it.
 
-The plan itself, what must move moved and in an order near its own if it has to fit a new limit, and
-`pardnn`'s warm start for other graphs and devices are the candidates (`portfolio`). Local search
-improves the better one, with a part of its usual work and without placing all ops anew; then moves
-that bring nothing are undone (`place.polish.restore`).
+Candidates are the plan itself, with forced moves and, under a new limit, an order close to its own,
+and `pardnn`'s warm start for other graphs and devices (`portfolio`). Local search improves the
+better one, with part of its usual work and without placing all ops again; then moves that gain
+nothing are undone (`place.polish.restore`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WORK_PART = 4
 
 
 def itself(problem: Problem) -> PlanArrays:
-    """Return the earlier plan if it is one for this graph; what must move moved, messages, too.
+    """Return the earlier plan if it is valid for this graph, with forced moves.
 
-    What is on a device where it may no longer be goes to another one. Where the plan then does not
-    fit, messages and turns change as far as they have to.
+    Ops on a device where they may no longer be go to another one. If the plan then does not fit,
+    messages and order change as little as possible.
 
     Raises:
-        InfeasibleError: E301, if it is for another graph, has no place on these devices, or no
-            order near its own fits.
+        InfeasibleError: E301, if it is for another graph, cannot run on these devices, or no order
+            close to its own fits.
     """
     machine, graph, a = problem.machine, problem.graph, problem.graph.arrays
     plan = plan_before(graph, problem.before, problem.cluster)
@@ -60,7 +60,7 @@ def improved(problem: Problem, plan: PlanArrays) -> PlanArrays:
     """Return a plan that is no slower, by moves of single groups.
 
     Args:
-        problem: With the plan to start from.
+        problem: With the start plan.
         plan: A plan near it.
     """
     return polish(
@@ -70,10 +70,10 @@ def improved(problem: Problem, plan: PlanArrays) -> PlanArrays:
 
 
 def kept_near(problem: Problem, plan: PlanArrays) -> tuple[PlanArrays, str]:
-    """Return a plan that is no slower and nearer to the one to start from, and what it kept.
+    """Return a plan that is no slower and closer to the start plan, and what it kept.
 
     Args:
-        problem: With the plan to start from, which places whole ops.
+        problem: With the start plan, which places whole ops.
         plan: What was found.
     """
     near = problem.known.near

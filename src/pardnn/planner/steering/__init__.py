@@ -1,1 +1,1 @@
-"""What a user demands of a plan: kept, and told where demands are at odds."""
+"""Constraints on a plan: how they are met, and reported if they conflict."""

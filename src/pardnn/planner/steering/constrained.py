@@ -1,4 +1,4 @@
-"""Problems with constraints: as groups and devices, which every algorithm knows; conflicts told."""
+"""Constraints as groups and devices, which every algorithm knows, and their conflicts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pardnn.planner.problem import Problem
 
 
 def constrained(problem: Problem) -> Problem:
-    """Return a problem whose groups and devices say what its constraints do, if they do not yet.
+    """Return a problem whose groups and devices express its constraints.
 
     Raises:
-        InfeasibleError: E303, with constraints that cannot hold together, each of them needed.
-        UsageError: E245, if a name or a device is not there.
+        InfeasibleError: E303, with a minimal set of conflicting constraints.
+        UsageError: E245, if a name or a device does not exist.
     """
     constraints = placing(problem.options.constraints)
     if not constraints or problem.allowed is not None:
@@ -61,20 +61,20 @@ def restricted_to(problem: Problem, meant: Sequence[Named]) -> Problem:
 
 
 def at_odds(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """Return constraints of whole ops that cannot hold together, each needed; empty if all may.
+    """Return a minimal set of conflicting constraints on whole ops; empty if there is no conflict.
 
     Raises:
-        UsageError: E245, if a name or a device is not there.
+        UsageError: E245, if a name or a device does not exist.
     """
     found = conflict(setting_of(problem), meant_by(problem, constraints))
     return tuple(each.constraint for each in found)
 
 
 def meant_by(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Named, ...]:
-    """Return constraints of whole ops by numbers.
+    """Return constraints on whole ops, as numbers.
 
     Raises:
-        UsageError: E245, if a name or a device is not there.
+        UsageError: E245, if a name or a device does not exist.
     """
     cluster, whole = problem.cluster, problem.cut.whole if problem.cut else problem.graph
     return named(constraints, whole, problem.graph, cluster, cluster.num_devices)
@@ -89,7 +89,7 @@ def setting_of(problem: Problem) -> Setting:
 
 
 def _work(problem: Problem) -> Float64[ndarray, "n k"]:
-    """Return the seconds of each op on each device in a placement that sets nothing apart."""
+    """Return the seconds of each op on each device in a placement without "apart"."""
     machine, n = problem.machine, len(problem.graph.ops)
     work = np.zeros((n, machine.num_devices))
     try:
@@ -101,12 +101,12 @@ def _work(problem: Problem) -> Float64[ndarray, "n k"]:
 
 
 def obeyed(problem: Problem, decision: Decision) -> Decision:
-    """Return a decision that meets the constraints: itself, or the nearest one that does.
+    """Return a decision that meets the constraints: itself, or the closest one that does.
 
-    Algorithms keep to groups and to devices that can run an op; what one does not is mended here.
+    Algorithms respect groups and devices that can run an op; where one does not, it is fixed here.
 
     Raises:
-        InfeasibleError: E301, if what is nearest does not fit.
+        InfeasibleError: E301, if the closest one does not fit.
     """
     if problem.allowed is None:
         return decision
@@ -124,8 +124,8 @@ def refused(constraints: Sequence[Constraint], why: str, more: str = "") -> Infe
     """Return E303 that lists constraints.
 
     Args:
-        constraints: Those at odds.
-        why: Of several of them, such as "cannot hold together".
+        constraints: Those in conflict.
+        why: For several of them, such as "cannot hold together".
         more: Added to the text.
     """
     listed = "\n".join(f"  {shown(str(each))[1:-1]}" for each in constraints)

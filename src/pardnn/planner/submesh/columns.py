@@ -1,13 +1,14 @@
 """What one mesh position of a submesh does, as a graph that can be placed on its own.
 
-Problem: where each op of a cut step runs is to be decided by what places whole ops, which knows
-nothing of cuts.
-Idea: cut first, on one submesh; all positions do alike, so the ops of one position, a *column*,
-stand for the submesh: the graph of the step, in which an op takes as long as its local op with what
-it fetches and adds up, and a tensor is as large as its largest shard. One device of each submesh
-runs it. Any placement of the columns is a placement of all local ops.
+Problem: algorithms that place whole ops should decide where each op of a cut step runs, but they
+know nothing about cuts.
+Idea: cut first, on one submesh. All positions do the same, so the ops of one position, a *column*,
+stand for the submesh: the graph of the step, in which an op takes as long as its local op including
+fetches and sums, and a tensor is as large as its largest shard. One device of each submesh runs it.
+Any placement of the columns is a placement of all local ops.
 Complexity: O(local ops + messages), beside the partitioning.
-Deviations: messages inside of the submesh count one after the other, with the op that needs them.
+Deviations: messages inside the submesh are counted one after the other, with the op that needs
+them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
 
     Args:
         problem: The step.
-        cut: The same with its batch in pieces; the same problem where it is whole.
+        cut: The same with its batch in pieces; the same problem if it is whole.
         sharding: Of the graph of the pieces, over the mesh of a submesh; see `legalize`.
     """
     cluster, size = problem.cluster, sharding.mesh.size
@@ -93,7 +94,7 @@ def _beside(graph: Graph, state: StateInPlace, size: int) -> StateInPlace:
 def _largest(
     values: Float64[ndarray, " m"], of: ndarray, position: ndarray, count: int
 ) -> Float64[ndarray, " n"]:
-    """Return, by op, what its local ops have in all at the position where that is most."""
+    """Return, per op, the total over its local ops at the position where it is largest."""
     return np.max(
         [
             np.bincount(of[position == each], values[position == each], minlength=count)

@@ -1,16 +1,16 @@
 """Mixed plans: ops are cut over the devices of a submesh, and placed on submeshes.
 
-Problem: inside of an island of fast links an expert cuts tensors; across islands he places layers
-and pieces of the batch. A cut over all devices sends what it cuts over the slow links, and a
-placement leaves an op to one device.
+Problem: an expert cuts tensors inside an island of fast links, and places layers and pieces of the
+batch across islands. A cut over all devices also sends over the slow links, and a placement leaves
+each op to one device.
 Idea: the graph of the pieces is cut over one submesh (`shard`), and what each of its positions does
 is placed on as many devices as there are submeshes, by whatever places whole ops (`columns`). Local
 ops then run where their column is, at their position, in the order of the columns. The result is an
 ordinary placement of the local ops, with messages and memory as of any other.
 Complexity: that of a partition and of the placement.
 Reference: Zheng et al., "Alpa", OSDI 2022, which cuts stages over submeshes likewise.
-Deviations: all submeshes are alike, and one cut is that of all layers. Stages, pieces and their
-order are not fixed beforehand: any placement will do.
+Deviations: all submeshes are equal, and all layers have the same cut. Stages, pieces and their
+order are not fixed in advance: any placement works.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
 from pardnn.planner.submesh.submeshes import submesh_sizes
 from pardnn.time_limit import seconds_left
 
-#: Cuts that `auto` tries inside of submeshes; the batch is in pieces already.
+#: Cuts that `auto` tries inside submeshes; the batch is in pieces already.
 INSIDE = ("megatron", "tofu")
 #: Numbers of pieces that are tried, each twice the one before.
 MOST_DOUBLINGS = 6
 
 
 def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> Outcome:
-    """Return the best plan of a cut inside of submeshes and a placement on them.
+    """Return the best plan of a cut inside submeshes and a placement on them.
 
     All sizes of submeshes are tried, and as many pieces as the options say.
 
@@ -56,8 +56,8 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
 
     Raises:
         InfeasibleError: E301, if none fits.
-        UsageError: E250, if the devices make up no submeshes, the graph cannot be cut, or state
-            lies on devices; E226 to E229, if the step has no such cut or pieces.
+        UsageError: E250, if the devices form no submeshes, the graph cannot be cut, or state
+            is on devices; E226 to E229, if the step has no such cut or pieces.
     """
     sizes = submesh_sizes(problem.cluster)
     name = f"{cut}*{placement}"
@@ -96,9 +96,9 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
 
 
 def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
-    """Return the best of an outcome and mixed plans, of as many pieces as there are submeshes.
+    """Return the best of an outcome and mixed plans with as many pieces as submeshes.
 
-    What computing alone makes slower than the outcome is not placed.
+    Plans whose computation alone takes longer than the outcome are not placed.
 
     Args:
         problem: What was planned.

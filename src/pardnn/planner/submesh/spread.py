@@ -1,4 +1,4 @@
-"""A cut inside of submeshes, placed: local ops run where their column does.
+"""A cut inside submeshes, placed: local ops run where their column does.
 
 Columns are placed by what places whole ops. Local ops then run at their position of the submesh
 that their column is on, in the order of the columns, and what they read of another submesh is sent

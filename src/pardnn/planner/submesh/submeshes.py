@@ -1,4 +1,4 @@
-"""Which submeshes the devices of a cluster make up, and clusters of some of its devices."""
+"""Which submeshes the devices of a cluster form, and clusters of some of its devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pardnn.cluster import Cluster, Link
 
 
 def submesh_sizes(cluster: Cluster) -> list[int]:
-    """Return the sizes of submeshes that are all alike, several of them, of two devices or more.
+    """Return the sizes for which the devices form several equal submeshes of two or more devices.
 
-    Devices follow each other in a submesh. What counts is their types, speeds, limits, and the
-    links inside.
+    A submesh has consecutive devices. Submeshes are equal if types, speeds, limits and the links
+    inside are.
     """
     count = cluster.num_devices
     sizes = [size for size in range(2, count // 2 + 1) if count % size == 0]
@@ -41,7 +41,8 @@ def part_of(cluster: Cluster, devices: Sequence[int], width: int = 1) -> Cluster
     Args:
         cluster: All devices.
         devices: Which, by number.
-        width: Of two of these, and the `width - 1` that follow each, the slowest link counts.
+        width: Between two of these, each with the `width - 1` devices after it, the slowest link
+            counts.
     """
     a = cluster.arrays
     links: list[Link] = []

@@ -1,1 +1,1 @@
-"""What a step would take without a plan of ours."""
+"""What a step would take without a plan of pardnn's."""

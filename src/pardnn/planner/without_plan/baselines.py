@@ -1,7 +1,7 @@
-"""What a step would take without any plan of ours: ideal, small batch, swapping.
+"""What a step would take without a plan of pardnn's: ideal, small batch, swapping.
 
-Problem: a plan's seconds say little without what else one could do with the same devices.
-Idea: three estimates from the costs of the ops, none of which is run. *Ideal*: all devices compute
+Problem: a plan's seconds say little without alternatives on the same devices.
+Idea: three estimates from the costs of the ops; nothing is run. *Ideal*: all devices compute
 all the time, hold everything and send nothing. *Small batch*: each device trains with the batch
 that it has memory for, and sends nothing; the seconds are those that as many samples take.
 *Swapping*: one or all devices share the batch, and move storages to the host and back, all over one

@@ -1,8 +1,8 @@
 """Layers and devices as a graph to draw, for Graphviz (dot) and Mermaid.
 
-A box is what one device runs of one module, deeper modules as one with it where there are too many;
-an arrow is what one makes and another reads, bold where it is sent. Forward and backward ops share
-a box, so arrows lead both ways.
+A box is what one device runs of one module, including deeper modules if there are too many; an
+arrow is what one box makes and another reads, bold if it is sent. Forward and backward ops share a
+box, so arrows lead both ways.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def drawing_of(found: Simulated) -> Drawing:
 def _boxed(
     modules: list[str], number: np.ndarray, place: np.ndarray, k: int
 ) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """Return the box of each op, and what boxes are, by the deepest modules that are not many."""
+    """Return the box of each op, and the boxes, by the deepest modules that are few enough."""
     depth = max((path.count(".") for path in modules), default=0) + 1
     while True:
         rows: dict[str, int] = {}
@@ -89,7 +89,7 @@ def _boxed(
 
 
 def _arrows(found: Simulated, box: np.ndarray) -> Iterator[Arrow]:
-    """Yield what boxes give each other; a tensor counts once for each box that reads it."""
+    """Yield what boxes pass to each other; a tensor counts once per box that reads it."""
     a, place = found.graph.arrays, found.arrays.place
     reader = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
     source, target = box[a.tensor_op[a.input_tensor]], box[reader]
@@ -130,7 +130,7 @@ def _dot(drawing: Drawing) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    """Return lines as a string of dot, in which a backslash would begin an escape."""
+    """Return lines as a dot string, in which backslashes are escaped."""
     shown = (printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(shown) + '"'
 

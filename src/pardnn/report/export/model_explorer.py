@@ -45,7 +45,7 @@ def model_explorer_json(found: Simulated) -> bytes:
 
 
 def _namespace(path: str) -> str:
-    """Return the levels of a layer; a slash in a name is no level, and no level is empty."""
+    """Return the levels of a layer; a slash in a name does not start one, and none is empty."""
     levels = printable(path).replace("/", "\u2215").split(".")
     return "/".join(level or "(unnamed)" for level in levels)
 

@@ -3,7 +3,7 @@
 A device is a process: what it computes, sends and receives are its threads, what it holds a
 counter, and an arrow leads from each send to its receive. A run is a second process per device on
 the same axis: 0 is the start of the step on each rank. Times are whole nanoseconds, written as
-microseconds, so that what follows closely on one thread never overlaps.
+microseconds, so that close neighbours on one thread never overlap.
 Reference: "Trace Event Format" (Chromium).
 """
 
@@ -120,7 +120,7 @@ def _slice(each: Slice, pid: int, tid: int) -> Iterator[Event]:
 
 
 def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Return slices in as few rows as let none overlap; at least one."""
+    """Return slices in as few rows as possible without overlap; at least one."""
     rows: list[list[Slice]] = [[]]
     for each in slices:
         free = (row for row in rows if not row or row[-1].finish <= each.start)

@@ -1,4 +1,4 @@
-"""The timeline as columns: ops and messages, or runs of them where they are too many to draw.
+"""The timeline as columns: ops and messages, or runs of them if there are too many to draw.
 
 Runs join neighbours of one track, phase and piece that start in the same slice of time, so that a
 million ops become at most `MOST_BARS` bars and the picture stays the same to a pixel.
@@ -47,14 +47,14 @@ def runs_of(
     end: float,
     is_alone: Bool[ndarray, " n"],
 ) -> list[ndarray]:
-    """Return groups of what is drawn as one bar, each in order of time; all of one if they are few.
+    """Return groups that are drawn as one bar, each in order of time; of one item if there are few.
 
     Args:
         track: On which each is drawn.
-        key: What only equal ones are joined by.
+        key: Only items with equal keys are joined.
         start: Seconds.
         end: Of the step, seconds.
-        is_alone: What is never joined with what is not so.
+        is_alone: Items that are never joined with others.
     """
     if len(track) <= MOST_BARS:
         return [np.array([i]) for i in range(len(track))]
@@ -126,7 +126,7 @@ def bars_of(found: Simulated, critical: Critical, causes: Causes, runs: Sequence
 
 
 def _waits_for(causes: Causes) -> tuple[int | None, ...]:
-    """Return what each op waits for; only of use where every op is a bar."""
+    """Return what each op waits for; only useful if every op is a bar."""
     pairs = zip(causes.op_what.tolist(), causes.op_from.tolist(), strict=True)
     kept = len(causes.message_from) <= MOST_BARS
     return tuple(
@@ -163,7 +163,7 @@ def messages_of(found: Simulated, critical: Critical) -> Messages:
 
 
 def links_of(found: Simulated, critical: Critical) -> tuple[LinkRow, ...]:
-    """Return what each device sends to each other one, the most bytes first."""
+    """Return what each device sends to each other one, most bytes first."""
     arrays, line, k = found.arrays, found.timeline, found.arrays.num_devices
     pair = arrays.message_source * k + arrays.message_target
     seconds = line.message_finish - line.message_start

@@ -1,7 +1,7 @@
 """What a report shows, as one value: the page holds it as JSON, tables and canvases draw it.
 
-Many ops are columns, not objects: a tenth of the text. Times are seconds, sizes bytes, devices and
-ops numbers: an op is its row in `Bars`. Phases are numbers of `PHASES`.
+Ops are stored as columns, not objects, which takes a tenth of the text. Times are seconds, sizes
+bytes, devices and ops numbers: an op is its row in `Bars`. Phases are numbers of `PHASES`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class DeviceRow:
         name: Of the cluster.
         ops: That it runs.
         limit_bytes: Its hard limit; None without one.
-        usable_bytes: The limit less the reserve.
-        peak_bytes: Proven, of the order alone.
+        usable_bytes: The limit minus the reserve.
+        peak_bytes: Proven from the order alone.
         busy_s: Seconds in which it computes.
         phase_s: The same by phase.
-        waits: What its idle time goes to, the longest first: words and seconds.
+        waits: Why it idles, longest first: words and seconds.
     """
 
     __pydantic_config__ = STRICT
@@ -50,7 +50,7 @@ class DeviceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Ops on the timeline as columns; where they are too many, neighbours of one phase as one.
+    """Ops on the timeline as columns; if there are too many, neighbours of one phase as one.
 
     Attributes:
         name: Of the op, or of the longest one of several.
@@ -92,7 +92,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """Messages as columns; where they are too many, neighbours on one link as one."""
+    """Messages as columns; if there are too many, neighbours on one link as one."""
 
     __pydantic_config__ = STRICT
 
@@ -158,7 +158,7 @@ class MemoryChart:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRow:
-    """A module of the model, what is below it included.
+    """A module of the model, including what is below it.
 
     Attributes:
         path: Such as "blocks.0.mlp"; "" stands for the whole step.
@@ -209,7 +209,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRank:
-    """What a rank measured of a step, in the median: all of it, ops, and waits for messages."""
+    """What a rank measured per step, as medians: the whole step, ops, and waits for messages."""
 
     __pydantic_config__ = STRICT
 
@@ -233,7 +233,7 @@ class KindTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A run of the plan, beside the simulation.
+    """A run of the plan, next to the simulation.
 
     Attributes:
         ranks: By number.
@@ -260,7 +260,7 @@ class Report:
         title: Of the page.
         decided: Sentences: what was decided.
         costs: Sentences: what it costs.
-        binds: What binds, the most important first.
+        binds: What limits the step, most important first.
         times: Of a step.
         devices: In rank order.
         bars: The ops.
@@ -269,8 +269,8 @@ class Report:
         memory: A chart per device.
         modules: Depth first.
         measured: A run of the plan; None if none was given.
-        tried: How each algorithm fared, before local search improved the best; empty if one was
-            asked for.
+        tried: How each algorithm did, before local search improved the best; empty if one was
+            named.
         notes: Of the plan, and what a reader of this page should know.
     """
 
@@ -295,7 +295,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportResult:
-    """The page that `report` wrote, and what binds the step, in sentences."""
+    """The page that `report` wrote, and what limits the step, in sentences."""
 
     __pydantic_config__ = STRICT
 

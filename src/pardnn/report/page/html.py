@@ -1,4 +1,4 @@
-"""A report as one HTML file: tables for everybody, canvases where scripts run, nothing from a net.
+"""A report as one HTML file: tables for everybody, canvases where scripts run, no network.
 
 Every text of a graph or plan goes through `escape` here, or as JSON into `textContent` there; a
 policy in the page allows this page's own style and script, by their hashes, and nothing else. The
@@ -70,7 +70,7 @@ def page_html(report: Report) -> str:
 
 
 def data_text(report: Report) -> str:
-    """Return a report as JSON that no browser takes for markup, whatever names it holds."""
+    """Return a report as JSON that no browser takes for markup, whatever its names are."""
     data = _printable({"phases": PHASES, "kinds": KINDS, **_adapter().dump_python(report)})
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character, code in _ESCAPES.items():
@@ -79,7 +79,7 @@ def data_text(report: Report) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Return JSON data of which no text acts on the page: scripts set it as it is."""
+    """Return JSON data in which no text acts on the page, as scripts insert it unchanged."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -116,7 +116,7 @@ def _section(name: str, *parts: str) -> str:
 
 
 def _drawn(name: str, table: str) -> str:
-    """Return where a script draws, and what stands there without scripts."""
+    """Return where a script draws, and what is shown there without scripts."""
     return f'<div id="{name}-view"></div>\n<noscript>{table}</noscript>'
 
 

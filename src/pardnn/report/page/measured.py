@@ -1,4 +1,4 @@
-"""What was measured, beside what was predicted."""
+"""Measurements next to predictions."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _live_at(
     kind: Int64[ndarray, " s"],
     at: int,
 ) -> tuple[tuple[Held, ...], int]:
-    """Return the largest storages that are there at a position, and the bytes of the others."""
+    """Return the largest storages that are live at a position, and the bytes of the others."""
     is_live = (storages.allocated <= at) & ((storages.released < 0) | (storages.released >= at))
     live = np.flatnonzero(is_live & (storages.bytes > 0))
     live = live[np.lexsort((live, -storages.bytes[live]))]

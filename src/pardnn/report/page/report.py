@@ -92,7 +92,7 @@ def _devices(found: Simulated, why: Causes) -> tuple[DeviceRow, ...]:
 
 
 def _waits(found: Simulated, why: Causes, device: int) -> tuple[tuple[str, float], ...]:
-    """Return what a device's idle time goes to, the longest first."""
+    """Return why a device idles, longest first."""
     if len(found.graph.ops) * found.arrays.num_devices > MOST_CHAINS:
         return ()
     names, arrays = found.names, found.arrays

@@ -1,4 +1,4 @@
-"""What a report is made of: a plan by numbers, its simulation, and what each op belongs to."""
+"""The input of a report: a plan as numbers, its simulation, and what each op belongs to."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Simulated(NamedTuple):
         timeline: Its simulation.
         phase: Of each op, a number of `contents.PHASES`.
         piece: Of the batch, of each op; -1 for what runs once.
-        lower_bound_s: That no plan is below.
-        serial_s: The step on one device; infinite if none runs it.
+        lower_bound_s: No plan takes less.
+        serial_s: The step on one device; infinite if none can run it.
         whole_seconds: Of each op of the whole graph, on the device that is fastest at it.
         costs: Where the durations come from, in words.
     """

@@ -1,16 +1,19 @@
-"""The summary in people's words: what was decided, what it costs, what binds."""
+"""The summary in sentences: what was decided, what it costs, what limits it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from pardnn.graph.layers import origin
+from pardnn.plan.constraints import hard
 from pardnn.plan.plan import Plan
 from pardnn.report.page.bars import Critical
 from pardnn.report.page.contents import Binding, DeviceRow, LinkRow, Times
 from pardnn.report.page.simulated import Simulated
 from pardnn.report.text import bytes_text, cluster_text, percent_text, seconds_text
 
+#: Constraints that are named.
+LISTED = 8
 #: From this part of what a device may use on, its memory binds.
 TIGHT = 0.95
 #: From this part of the step on, something is worth a sentence.
@@ -55,6 +58,10 @@ def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
     idle = [device.name for device in devices if device.busy_s <= 0]
     if idle:
         yield f"Without work: {', '.join(idle[:8])}{' and others' if len(idle) > 8 else ''}."
+    demanded = hard(plan.constraints or ())
+    if demanded:
+        more = f"; and {len(demanded) - LISTED} more" if len(demanded) > LISTED else ""
+        yield f"Constraints, all met: {'; '.join(map(str, demanded[:LISTED]))}{more}."
     if plan.offload:
         are = "is" if len(plan.offload) == 1 else "are"
         yield f"{_count(len(plan.offload), 'tensor')} of optimizer state {are} on the host."

@@ -1,4 +1,4 @@
-"""The tables of the page, as HTML: they need no script, and are what is printed and read aloud."""
+"""The tables of the page, as HTML: they need no script, and can be printed and read aloud."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object
 
 
 def figures(report: Report) -> str:
-    """Return the few numbers that people look for first."""
+    """Return the few numbers that readers look for first."""
     times = report.times
     most = max(report.devices, key=lambda row: row.peak_bytes / (row.limit_bytes or 1 << 62))
     sent = sum(link.bytes for link in report.links)
@@ -179,7 +179,7 @@ def largest_messages(report: Report) -> str:
 
 
 def measured_tables(report: Report) -> Iterator[str]:
-    """Yield what was measured beside what was predicted: per device, and per call."""
+    """Yield measurements next to predictions: per device, and per call."""
     if report.measured is None:
         return
     rows = [

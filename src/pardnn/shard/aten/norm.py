@@ -1,6 +1,6 @@
 """Normalisations and their gradients.
 
-Statistics are taken inside of one call, so a dim that they are taken over cannot be cut: layer
+Statistics are taken inside one call, so a dim that they are taken over cannot be cut: layer
 norms are cut by rows, batch norms in training by channels, group norms by samples.
 """
 

@@ -23,7 +23,7 @@ from pardnn.shard.tdl.language import Reducer
 
 
 def is_added(op: Op, reducer: object) -> bool:
-    """Whether partial results are added up in place; what outlives the step is made anew."""
+    """Whether partial results are added up in place; what outlives the step is made again."""
     return isinstance(reducer, Reducer) and reducer.name == "sum" and op.memory != "residual"
 
 

@@ -3,7 +3,7 @@
 Problem: find every variable along which an operator can be cut, whatever its sizes.
 Idea: run the lambdas on symbolic indices. A variable may be cut if it stands for a position of an
 output (case 1) or belongs to a reduction that nothing but sums and factors surrounds (case 2).
-Variables inside of an opaque result, or of a reduction whose result goes on into another function,
+Variables inside an opaque result, or of a reduction whose result goes on into another function,
 may not.
 Complexity: O(size of the description); results are cached by ranks and attributes, so that equal
 layers of different width are analysed once.
@@ -257,8 +257,8 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
     unknown = [name for name in ordered if name not in extents and name not in uncuttable]
     if unknown:
         raise DescriptionError(
-            f"nothing says how far variable {unknown[0]!r} runs.\n"
-            f"Index a tensor with it alone, or state it: lambda {unknown[0]}=8: ..."
+            f"the range of variable {unknown[0]!r} is not known.\nIndex a tensor with it alone, or "
+            f"state it: lambda {unknown[0]}=8: ..."
         )
     reads = [read for output, _ in pairs for read in _reads(output)]
     divided = _divided(outputs, reads)

@@ -39,7 +39,7 @@ class LoopCut(NamedTuple):
         ranges: By worker, first and last value of the loop, inclusive.
         reducers: By output, what combines the workers' results; None if they are not partial.
         flags: By output, whether the results are partial.
-        out_of_bounds: Whether some access lies outside of its tensor.
+        out_of_bounds: Whether some access lies outside its tensor.
     """
 
     columns: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Data parallelism across groups of devices, tensor parallelism inside of them.
+"""Data parallelism across groups of devices, tensor parallelism inside them.
 
 Problem: tensor parallelism sends activations in every layer, so it is for few devices with fast
 links; data parallelism sends gradients once, and is for all others.

@@ -15,7 +15,7 @@ Complexity: O(tensors log tensors + size of the arguments).
 Reference: Tofu (EuroSys 2019), section 5.1, "Grouping forward and backward operations" and
 "Coalescing operators".
 Deviations: from level 1 on a tensor and its gradient have one layout, where the paper tries all
-combinations inside of a group; `free_gradients` makes up for it in a last pass. Ops need no groups,
+combinations inside a group; `free_gradients` makes up for it in a last pass. Ops need no groups,
 as each chooses its strategy by itself; repeated layers are ours; time steps and layers are found
 from source lines, module paths and shapes, no annotation is needed.
 """

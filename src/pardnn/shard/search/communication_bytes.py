@@ -4,7 +4,7 @@
     + sum over ops, outputs, devices of the partial results of the owned block that others hold
 
 times the size of an element. A region that two ops need counts twice: each has its own fetch.
-An output that is not partial but lies elsewhere is exchanged: |owned - computed|.
+An output that is not partial but is elsewhere is exchanged: |owned - computed|.
 Complexity: O(distinct ops x devices), x devices where results are partial.
 Reference: Tofu (EuroSys 2019), section 5 ("minimize the total communication cost") and Lemma 1.
 Deviations: exact boxes over all mesh axes. An input that is needed whole stays whole inside each
@@ -43,7 +43,7 @@ def fetched(
     """Return the elements that all devices fetch, for each strategy and layout.
 
     Args:
-        regions: What each of n devices needs, inside of the tensor, by s strategies.
+        regions: What each of n devices needs, inside the tensor, by s strategies.
         owned: What each owns, in l layouts.
     """
     common = common_volumes(regions[:, None], owned[None]).sum(axis=-1)
@@ -62,7 +62,7 @@ def combined(
     what it has itself; those of a group that are equal count once.
 
     Args:
-        results: Where the result of each of n devices lies, inside of the output, by s strategies.
+        results: Where the result of each of n devices lies, inside the output, by s strategies.
         reduced: For each strategy and mesh axis, whether results along it are partial.
         axis_sizes: Devices along each mesh axis.
         owned: What each device owns, in l layouts.

@@ -1,7 +1,7 @@
 """Cost tables of a problem: what each sharding strategy costs under each layout.
 
 A *state* has the layouts and loops of some mesh axes; other axes are *open*, and all options there
-are tried. So one routine serves the first step of the recursion, the later ones inside of the
+are tried. So one routine serves the first step of the recursion, the later ones inside the
 blocks that the steps before left, all steps jointly, and the revision of any of them.
 """
 

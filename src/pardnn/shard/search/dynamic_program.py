@@ -8,7 +8,7 @@ minimised out, which leaves a table over the layouts of its few tensors:
 
 The sum of these tables is minimised by eliminating one variable at a time (`variable_elimination`):
 on a chain of layers that is the forward pass of the dynamic program, and reading the choices off
-backwards is its traceback. The paper's brute force inside of a group is the table of a factor.
+backwards is its traceback. The paper's brute force inside a group is the table of a factor.
 Complexity: O(factors + sum of the tables' sizes).
 Reference: Tofu (EuroSys 2019), section 5.1; the algorithm of Jia et al., ICML 2018, there [14].
 Deviations: the coarse graph need not be a chain.

@@ -68,7 +68,7 @@ def exact_state(tables: CostTables, *, seconds: float = 60.0) -> ExactSolution:
         raise StuckError(f"no sharding within {seconds:g} s: {answer['status']}", code="E709")
     choice = [int(option) for option in numbers("milp", answer, "choice", len(unary))]
     if not all(0 <= c < len(row) for c, row in zip(choice, unary, strict=True)):
-        raise wrong_answer("milp", "an option that there is not")
+        raise wrong_answer("milp", "an option that does not exist")
     [bound] = numbers("milp", {"bound": [answer.get("bound")]}, "bound", 1)
     layouts = tuple(o[c] for o, c in zip(sub.options, choice, strict=False))
     chosen = zip(sub.factor_costs, choice[len(layouts) :], strict=True)

@@ -1,7 +1,7 @@
 """The last pass of the search: gradients may be laid out unlike the tensors that they are of.
 
 Problem: coarsening gives a tensor and its gradient one layout, where the paper tries all
-combinations inside of a group. Recurrent steps and ops whose backward pass looks another way
+combinations inside a group. Recurrent steps and ops whose backward pass looks another way
 (cumulative sums, sorts, scatters) pay for it.
 Idea: the same coarse graph without the ties between gradients and other tensors. It starts from
 what the tied search found, which costs the same there, and chooses mesh axis by mesh axis once
@@ -9,7 +9,7 @@ more; all axes together where that is little work.
 Under `seconds` steps of up to 320 calls are not coarsened, so it is for larger ones there; what it
 finds must fit as what was found with ties does.
 Complexity: one or two dynamic programs per mesh axis.
-Reference: Tofu (EuroSys 2019), section 5.1: "we use brute-force search" inside of a group.
+Reference: Tofu (EuroSys 2019), section 5.1: "we use brute-force search" inside a group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recursive partitioning: one dynamic program per mesh axis, inside of what the axes before left.
+"""Recursive partitioning: one dynamic program per mesh axis, inside what the axes before left.
 
 Problem: strategies of several axes together are too many for one dynamic program.
 Idea: where the tables of all axes together are small they are chosen together, and nothing is lost.

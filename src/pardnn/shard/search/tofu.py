@@ -2,7 +2,7 @@
 
 Problem: a layout for every tensor and loops for every op, over all axes of a mesh.
 Idea: coarsen the graph (`coarsening`), then choose mesh axis by mesh axis (`recursion`), each by a
-dynamic program over the coarse graph (`dynamic_program`) inside of the blocks that the axes before
+dynamic program over the coarse graph (`dynamic_program`) inside the blocks that the axes before
 left. Under `bytes` the baselines are a portfolio beside it; under `seconds` a memory limit is held
 by a price on memory.
 Complexity: O(ops) to read the graph; the rest grows with the distinct ops.

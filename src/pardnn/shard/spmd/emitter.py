@@ -22,7 +22,7 @@ Shape = tuple[int, ...] | None
 
 
 class ShardedTensor(NamedTuple):
-    """A tensor as it lies on the devices.
+    """A tensor as it is on the devices.
 
     Attributes:
         tensor: The whole one.

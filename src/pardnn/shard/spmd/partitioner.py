@@ -86,7 +86,7 @@ class PositionedOps(NamedTuple):
         partition: Its ops, in the order of those of the graph that they stand beside.
         of: Of each, the number of that op of the graph.
         position: Of each, the mesh position that runs it.
-        notes: What a person should know.
+        notes: What a reader should know.
     """
 
     partition: Partition

@@ -19,7 +19,7 @@ from pardnn.shard.spmd.multi_fetch import reshard
 from pardnn.shard.spmd.templates import localised, returned_names
 from pardnn.shard.tdl.registry import canonical_name
 
-#: Without a description, and random all the same: run whole, and one draw for all devices.
+#: Without a description, and random anyway: run whole, and one draw for all devices.
 RANDOM = frozenset({
     "aten.multinomial", "aten.poisson", "aten.binomial", "aten.normal", "aten._standard_gamma",
     "aten._sample_dirichlet", "aten.rrelu_with_noise",

@@ -9,7 +9,7 @@ Complexity: O(devices x slices x levels) per region.
 Reference: Tofu (EuroSys 2019), section 5.2: each worker group has "the data fetched from the other
 group as extra input tensors", and all of its workers share it.
 Deviations: a relay passes on what it has assembled itself, whole slices alone. Partial results are
-added inside of a group by `spread_reduction`.
+added inside a group by `spread_reduction`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pardnn.shard.boxes import Slice
 
 
 def relay_axes(cluster: Cluster, mesh: Mesh) -> int:
-    """Return how many of the first mesh axes are crossed by slower links than lie inside of them.
+    """Return how many of the first mesh axes are crossed by slower links than lie inside them.
 
     Args:
         cluster: Has the links.

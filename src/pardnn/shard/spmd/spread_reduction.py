@@ -6,7 +6,7 @@ them in the order of the devices, so that all replicas agree in every bit. Where
 devices own the same large block, each adds up a part of it, and the parts are all-gathered: an
 all-reduce. Results that are not partial but lie elsewhere are resharded.
 Where links are slow between groups of devices (`relays`), the partial results of a group are added
-inside of it before they cross, by the device that lies in the group as the owner in its own; all
+inside it before they cross, by the device that lies in the group as the owner in its own; all
 replicas of a block add in this one order.
 Complexity: O(devices x slices) per result, times the levels.
 Reference: Tofu (EuroSys 2019), section 6: "we also spread out the reduction workload to all GPUs
@@ -244,7 +244,7 @@ class _Sum(NamedTuple):
 
 
 def _grouped_addends(job: _Job, blocks: Sequence[Box | None]) -> dict[int, list[_Addend]]:
-    """Return the addends of each device's block, after those of a group were added inside of it.
+    """Return the addends of each device's block, after those of a group were added inside it.
 
     From the innermost groups out: coordinates along the slow axes tell which group partial results
     are of, and the owner's other ones who adds them there. Means have weights, and are not grouped.

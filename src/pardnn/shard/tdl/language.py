@@ -119,9 +119,9 @@ class Read(Node):
     """Elements of an input.
 
     Attributes:
-        slot: Which input: the parameter's name, with a position inside of lists ("tensors.0").
+        slot: Which input: the parameter's name, with a position inside lists ("tensors.0").
         index: One entry for each dim of the input.
-        outside: What indices outside of the tensor mean.
+        outside: What indices outside the tensor mean.
         fill: The value there, if they mean one.
         content: Whether values are read; if not, an uninitialised tensor of that shape will do.
     """
@@ -222,7 +222,7 @@ class Tensor:
         slot: Which input it is.
         sizes: Its sizes, and whether they were asked for.
         dtype: Such as "float32"; None where unknown.
-        outside: What indices outside of the tensor mean.
+        outside: What indices outside the tensor mean.
         fill: The value there.
         content: Whether values are read.
     """

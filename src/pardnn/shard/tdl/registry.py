@@ -17,12 +17,12 @@ class Description:
     Attributes:
         name: Such as "aten.mm", without the overload, or with it where overloads differ.
         function: The description.
-        is_random: Workers' results have the distribution of the whole, not its values: those come
-            from the plan.
-        is_exact: What a worker reads must be just the elements that its output needs (views).
-        takes_strided: The kernels read strides. Others get a contiguous copy of an input that is
-            strided on its device though contiguous in the graph: some take a contiguous one for
-            granted, as the backward pass of layer norm does, and are wrong without a word.
+        is_random: Workers' results have the distribution of the whole result, but not its values,
+            which come from the plan.
+        is_exact: A worker must read exactly the elements that its output needs (views).
+        takes_strided: The kernels handle strides. All others get a contiguous copy of an input
+            that is strided on its device but contiguous in the graph: some, such as the backward
+            pass of layer norm, assume a contiguous input and are silently wrong otherwise.
         source: "file.py:line" of the description.
     """
 
@@ -70,10 +70,10 @@ def _registering(
 def describe(
     *names: str, is_random: bool = False, is_exact: bool = False, takes_strided: bool = False
 ) -> Callable[[_Function], _Function]:
-    """Register a user's description of operators; it comes before ours and before an earlier one.
+    """Register a description of operators; it overrides pardnn's own and earlier ones.
 
     Args:
-        names: Such as "mylib::op"; "aten.add" stands for all overloads and in-place forms.
+        names: Such as "mylib::op"; "aten.add" covers all overloads and in-place forms.
         is_random: See `Description`.
         is_exact: See `Description`.
         takes_strided: See `Description`.
@@ -82,7 +82,7 @@ def describe(
         A decorator that leaves the function as it is.
 
     Raises:
-        DescriptionError: E220, if a name has not the form of an operator's.
+        DescriptionError: E220, if a name does not have the form of an operator name.
     """
     flags = {"is_random": is_random, "is_exact": is_exact, "takes_strided": takes_strided}
     return _registering(USERS, names, flags)

@@ -179,7 +179,7 @@ CASES: dict[str, Case] = {
         ).sum(),
     ),
     "unique": Case(
-        "E803", "which of them occur is that > 0",
+        "E803", "the values that occur are those with a count > 0",
         lambda m, x: m(x).mean() * len(torch.unique(classes(x))),
         lambda m, x: m(x).mean()
         * (torch.zeros(4).index_add_(0, classes(x), torch.ones(4)) > 0).sum(),

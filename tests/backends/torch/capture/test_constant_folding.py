@@ -143,7 +143,7 @@ def test_what_may_change_decides_nothing_that_needs_a_gradient() -> None:
             scaled = scaled * 2
         return step(model, optimizer, x + scaled.sum(), y)
 
-    with pytest.raises(UnsupportedError, match="by a condition on data"):
+    with pytest.raises(UnsupportedError, match="under a condition on data"):
         capture(deciding, *args)
 
 

@@ -113,7 +113,9 @@ def left_behind(model, x):
 @pytest.mark.parametrize("forward", [other_numbers, seeding, left_behind])
 def test_numbers_that_nobody_can_tell_are_refused(forward):
     step, args = entry(forward)()
-    with pytest.raises(UnsupportedError, match="state of the random generator") as caught:
+    with pytest.raises(
+        UnsupportedError, match="(state of|not leave) (a|the) random generator"
+    ) as caught:
         capture(step, *args)
     assert caught.value.code == "E801"
 
@@ -172,7 +174,7 @@ def test_a_copy_of_a_state_may_be_set():
 @pytest.mark.parametrize("seed", [torch.seed, lambda: torch.manual_seed(4)])
 def test_a_step_that_seeds_and_draws_nothing_is_refused(seed):
     step, args = entry(lambda model, x: model[::2](x + 0 * bool(seed())))()
-    with pytest.raises(UnsupportedError, match="elsewhere than its draws") as caught:
+    with pytest.raises(UnsupportedError, match="not leave the random generator where") as caught:
         capture(step, *args)
     assert caught.value.code == "E801"
 

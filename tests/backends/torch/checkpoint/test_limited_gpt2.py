@@ -91,7 +91,7 @@ def test_the_whole_model_leaves_ranks_that_could_not_hold_it(tmp_path: Path) -> 
         torch.manual_seed(99)
         fast(batch)
         # Where the copy would not fit beside the step's peak, a save does not go on beside it.
-        warnings.filterwarnings("ignore", message="rank . saves step 1 before it goes on")
+        warnings.filterwarnings("ignore", message="rank . saves step 1 before it continues")
         held = live_bytes(fast._executor.live_values)
         grown = [
             growth(lambda: fast.save(tmp_path / "run")),

@@ -130,7 +130,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_changes(tmp_pat
     factory = models.small
     for texts, losses, keys in values(on_ranks(factory, plan_of(factory, 2), body)):
         assert "lack '2.bias'" in texts[0]
-        assert "have, which the model has not, 'head'" in texts[0]
+        assert "have, unlike the model, 'head'" in texts[0]
         assert "'0.bias' is float16 [8]" in texts[1]
         assert "the model has float32 [8]" in texts[1]
         assert "'0.bias' is float32 [7]" in texts[2]

@@ -95,7 +95,7 @@ def test_a_copy_that_would_exceed_the_limit_is_not_made(spare: int, tmp_path: Pa
     found = values(on_ranks(perceptron, plan, body))
     told = [text for texts, _ in found for text in texts]
     assert bool(told) == (spare < 1 << 20)
-    assert all("before it goes on: with a copy of what it writes" in text for text in told)
+    assert all("before it continues: with a copy of what it writes" in text for text in told)
     assert all(steps == 1 for texts, steps in found if texts)
 
 

@@ -364,7 +364,7 @@ def test_a_count_in_an_object_that_a_call_makes_is_refused_before_that_call(
     losses, _ = eager(made())
     assert saved(tmp_path, made()) == losses[:5]
     fast, args = parallel(made())
-    with pytest.raises(MismatchError, match="make one before `load`"):
+    with pytest.raises(MismatchError, match="make one call before `load`"):
         fast.load(tmp_path)
     called(fast, args, range(2))
     fast.load(tmp_path)

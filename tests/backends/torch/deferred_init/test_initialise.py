@@ -148,7 +148,10 @@ def _copied() -> Any:
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     twin = nn.Linear(4, 4)
     twin.load_state_dict(nn.Linear(4, 4).state_dict())
-    return copy.deepcopy(layer), nn.TransformerEncoder(layer, 2), twin, nn.MultiheadAttention(8, 2)
+    counted = copy.deepcopy(norm := nn.BatchNorm1d(4))
+    counted.num_batches_tracked.add_(1)
+    more = copy.deepcopy(layer), nn.TransformerEncoder(layer, 2), twin, nn.MultiheadAttention(8, 2)
+    return norm, counted, *more
 
 
 def _with_gradients() -> Any:

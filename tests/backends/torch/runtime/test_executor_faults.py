@@ -107,7 +107,14 @@ def test_a_hung_rank_is_found_through_those_that_wait_for_each_other() -> None:
     told = [outcome for outcome in outcomes if outcome.rank != 1]
     assert_blamed(told, 1, "E701", within_s=TIMEOUT_S + MARGIN_S)
     first = next(o for o in told if "report" not in o.error["details"])
-    for word in ("waited 1.5 s", "tensor", "at op", "in step 1", "does not move", "send posted"):
+    for word in (
+        "waited 1.5 s",
+        "tensor",
+        "at op",
+        "in step 1",
+        "makes no progress",
+        "send posted",
+    ):
         assert word in first.error["message"]
     # Of the hung rank and of this one; the third may be late where cores are shared.
     assert {state["rank"] for state in first.error["details"]["states"]} >= {1, first.rank}
@@ -149,7 +156,7 @@ def test_a_rank_that_is_busy_between_steps_is_not_blamed_on_an_op() -> None:
     outcomes = between_steps(busy_s=5.0, timeout_s=TIMEOUT_S)
     assert_blamed(outcomes[1:], 0, "E701", within_s=TIMEOUT_S + MARGIN_S)
     message = outcomes[1].error["message"]
-    assert "Rank 0 is the one that does not move: in your script (test_executor" in message
+    assert "Rank 0 is the one that makes no progress: in your script (test_executor" in message
     assert "what one rank does alone between steps" in message
 
 

@@ -124,7 +124,7 @@ def frozen(rank: int, args: Any, batch: list[torch.Tensor], step: int) -> None:
 @pytest.mark.parametrize(
     ("hook", "words"),
     [
-        (evaluated, ("'model.training' is False, but was True", "stays as it was")),
+        (evaluated, ("'model.training' is False, but was True", "must stay as it was")),
         (thinned, ("'model.1.p' is 0.5, but was 0.3",)),
         (frozen, ("'model.0.weight.requires_grad' is False, but was True",)),
     ],

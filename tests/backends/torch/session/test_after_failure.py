@@ -29,4 +29,4 @@ def test_state_is_not_gathered_after_a_failed_step() -> None:
     for outcome in run_ranks(2, body):
         assert outcome.status == 0, outcome.error
         first, then = outcome.value
-        assert then.startswith(f"the ranks stopped before: {first[:40]}")
+        assert then.startswith(f"the ranks had already stopped: {first[:40]}")

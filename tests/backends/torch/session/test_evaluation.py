@@ -140,7 +140,7 @@ def test_what_is_told_of_an_evaluation_calls_it_so(caplog: pytest.LogCaptureFixt
     for rows in (5, 3):
         fast.evaluate(validate, *batch(rows, 0))
     (line,) = [record.getMessage() for record in caplog.records if record.name == "pardnn"]
-    assert "evaluation 1 is captured anew" in line
+    assert "evaluation 1 is captured again" in line
     fast.close()
 
 

@@ -492,7 +492,7 @@ def test_one_line_tells_what_changed(caplog: pytest.LogCaptureFixture) -> None:
         m.model.train(training)
         fast(*m.batch)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "pardnn"]
-    assert "step 1 is captured anew" in line
+    assert "step 1 is captured again" in line
     assert "'model.training' is False, but was True" in line
 
 

@@ -172,7 +172,7 @@ def test_a_node_that_a_variable_holds_is_refused() -> None:
     node = node_of(model.bias)
     node.register_hook(lambda *_: None)
     assert held_node(named) == "bias"
-    with pytest.raises(UnsupportedError, match="for a hook on it"):
+    with pytest.raises(UnsupportedError, match="for a hook, as"):
         capture(step, model, x)
     del node
     assert held_node(named) is None

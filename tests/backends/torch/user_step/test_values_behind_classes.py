@@ -158,6 +158,6 @@ def test_a_key_made_of_a_count_is_told_as_that() -> None:
         model[0].weight.grad.mul_(table[str(state.n % 2)])
 
     step, args = telling(tell)
-    with pytest.raises(UnsupportedError, match="makes a text of a number") as caught:
+    with pytest.raises(UnsupportedError, match="makes a string of a number") as caught:
         capture(step, *args)
     assert caught.value.code == "E802"

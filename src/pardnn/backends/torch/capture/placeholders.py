@@ -1,4 +1,4 @@
-"""Placeholders: fake tensors in the place of the live ones, for as long as a step is traced.
+"""Placeholders: fake tensors in place of the live ones, for as long as a step is traced.
 
 Each source gets a new fake tensor of its own geometry, without content and without history, in
 every slot that holds the live one. `restore.restore` puts the live ones back.
@@ -165,7 +165,7 @@ def insert_gradient_placeholders(
 
 
 def _rekey(holder: dict[Any, Any], by_id: dict[int, FakeTensor]) -> None:
-    """Put placeholders in the place of tensors that are keys, as in an optimizer's state."""
+    """Put placeholders in place of tensors that are keys, as in an optimizer's state."""
     if any(isinstance(key, torch.Tensor) for key in holder):
         items = [(by_id.get(id(key), key), value) for key, value in holder.items()]
         holder.clear()

@@ -60,7 +60,7 @@ class Locator:
 
     Args:
         modules: Names of modules by id.
-        is_silent: Whether to leave calls without a location; errors name their line all the same.
+        is_silent: Whether to leave calls without a location; errors name their line anyway.
     """
 
     def __init__(self, modules: dict[int, str], *, is_silent: bool = False) -> None:

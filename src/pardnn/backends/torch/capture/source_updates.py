@@ -121,16 +121,16 @@ def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> lis
         # Dropped: the next call begins with zeros, which its own gradient is added to.
         return [_zeroed(trace, source)]
     if not isinstance(live, torch.Tensor):
-        raise unsupported.replaced_tensor(source.name, "which is no tensor")
+        raise unsupported.replaced_tensor(source.name, "by something that is not a tensor")
     new = trace.tracer.aliases.fresh_value(live)
     if new.storage is value.storage:
         return []
     assert new.geometry is not None
     assert value.geometry is not None
     if new.geometry[0] != value.geometry[0] or new.geometry[3] != value.geometry[3]:
-        raise unsupported.replaced_tensor(source.name, "of another shape or dtype")
+        raise unsupported.replaced_tensor(source.name, "by a tensor of another shape or dtype")
     if new.storage is not None and new.storage.source:
-        raise unsupported.replaced_tensor(source.name, f"namely {new.storage.owner.call.name!r}")
+        raise unsupported.replaced_tensor(source.name, f"by {new.storage.owner.call.name!r}")
     return [trace.tracer.aliases.copy_back(value, new)]
 
 

@@ -115,7 +115,7 @@ def may_go_otherwise(trace: StepTrace) -> bool:
 def symbols_inserted(
     trace: StepTrace, numbers: Sequence[Source], frozen: Collection[str] = ()
 ) -> Iterator[None]:
-    """Put a symbol in the place of each number, a source of the trace, while the context is open.
+    """Put a symbol in place of each number, a source of the trace, while the context is open.
 
     Args:
         trace: Of the step that will run.

@@ -68,14 +68,14 @@ def _check_given(name: str, tensor: torch.Tensor, *, trains: bool) -> None:
     if trains and not tensor.is_leaf:
         raise given_tensor(
             name,
-            "was computed from tensors that require gradients: backward() would go on to\n"
-            "them, and the graph begins with this one",
+            "was computed from tensors that require gradients: backward() would continue to\n"
+            "them, but the graph begins with this one",
             f"{name}.detach(), or compute it in the step,",
         )
     if tensor.is_leaf and tensor.grad is not None:
         raise given_tensor(
             name,
-            "comes with a gradient, to which the step would add: no graph is given that",
+            "has a gradient, to which the step would add: the graph does not get it",
             f"{name}.detach()",
         )
 
@@ -98,7 +98,7 @@ def of_search(error: PardnnError) -> PardnnError:
     where = error.details.get("source")
     return UnsupportedError(
         f"torch.optim.LBFGS runs its closure{unsupported.at(where)} as often as its losses\n"
-        "ask for, which only a run knows: one graph must hold for every step.\n"
+        "require, which is known only in a run: one graph must hold for every step.\n"
         "Take an optimizer that updates once a step, such as Adam or Muon.",
         code="E802",
         details=error.details,
@@ -118,10 +118,10 @@ def check_trains(trace: StepTrace) -> None:
     if not (adds and may_go_otherwise(trace)) and not changes_parameters(trace):
         if adds:
             raise UsageError(
-                "nothing to train: the call that is captured first only adds to gradients.\n"
-                "It should call optimizer.step(). Where later calls do, as the last one of an\n"
-                "accumulation, set what decides that (a count, a flag) before `parallelize`:\n"
-                "calls that only add are captured when they come.",
+                "nothing to train: the first captured call only adds to gradients.\n"
+                "It should call optimizer.step(). If a later call does, as the last one of an\n"
+                "accumulation, set what decides this (a count, a flag) before `parallelize`:\n"
+                "calls that only add are captured when they occur.",
             )
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"

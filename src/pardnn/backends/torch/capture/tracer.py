@@ -213,7 +213,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def _unmasked(self, indices: Sequence[Any]) -> list[Any]:
-        """Return indices with numbers in the place of masks that fold to constants."""
+        """Return indices with numbers in place of masks that fold to constants."""
         found: list[Any] = []
         for index in indices:
             is_mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool

@@ -21,8 +21,8 @@ class Checkpointed(ABC):
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint: parameters, optimizers, step counts and random state.
 
-        Every rank must call it, and reads what it holds. Where no op is cut, losses go on as
-        those of the uninterrupted run, bit for bit.
+        Every rank must call it, and reads its own share. If no op is cut, losses continue as in
+        the uninterrupted run, bit for bit.
 
         Args:
             path: As given to `save`.
@@ -40,8 +40,8 @@ class Checkpointed(ABC):
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one safetensors file, for use elsewhere.
 
-        Every rank must call it; rank 0 writes, and holds some rows at a time. Names are
-        the keys of `model.state_dict()`, with the model's own name before them where there are
+        Every rank must call it; rank 0 writes, holding a few rows at a time. Names are
+        the keys of `model.state_dict()`, prefixed with the model's own name if there are
         several; tied tensors are written once, so that `safetensors.torch.load_model` reads it.
 
         Args:
@@ -56,8 +56,8 @@ class Checkpointed(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dicts of the step's objects, whole and on the host, on rank 0.
 
-        Every rank must call it, and all but rank 0 get an empty dict. Rank 0 needs memory for the
-        whole; `save` and `export` do not.
+        Every rank must call it; all but rank 0 get an empty dict. Rank 0 needs memory for the
+        whole state; `save` and `export` do not.
 
         Returns:
             By argument name: `{"model": model.state_dict(), "optimizer": ...}`, schedulers too.
@@ -67,8 +67,8 @@ class Checkpointed(ABC):
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
         """Take torch's state dicts of the step's objects and give each rank its share.
 
-        Every rank must call it; what rank 0 gives counts. Objects that are left out stay as they
-        are, and so do step counts of the run and random state.
+        Every rank must call it; only rank 0's argument counts. Objects that are left out stay as
+        they are, and so do the run's step count and the random state.
 
         Args:
             state: As `state_dict` returns it.

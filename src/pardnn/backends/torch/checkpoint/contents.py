@@ -124,7 +124,7 @@ def with_sums(
 
 
 def root_modules(stateful: Iterable[Entry]) -> dict[str, torch.nn.Module]:
-    """Return the models of a step by name: modules that were not found inside of another one."""
+    """Return the models of a step by name: modules that were not found inside another one."""
     found: dict[str, torch.nn.Module] = {}
     inside: set[int] = set()
     for entry in stateful:

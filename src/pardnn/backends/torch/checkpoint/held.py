@@ -80,19 +80,19 @@ class HeldNumbers:
         places = self._places(values, binding)
         if lacking := [n for n in values if n not in places and not makes(left, n)]:
             raise MismatchError(
-                f"{what} holds the number {shown(lacking[0])} ({len(lacking)} such), for which the "
-                "objects of the step have no place.\nBuild them as they were when it was saved. "
-                "Where a call of the step makes what holds it, make one before `load`, which puts "
-                "back what it changes.",
+                f"{what} holds the number {shown(lacking[0])} ({len(lacking)} such), but the "
+                "objects of the step have no place for it.\nBuild them as they were when it was "
+                "saved. If a call of the step creates that place, make one call before `load`, "
+                "which undoes what the call changes.",
                 code="E520",
                 details={"unexpected": lacking[:20]},
             )
         own = tuple(f"{name}." for name in objects)
         if lost := [n for n in self._counted() if n not in values and not n.startswith(own)]:
             raise MismatchError(
-                f"{what} is of before the first call that changes {shown(lost[0])} ({len(lost)} "
-                "such), and the calls so far have changed it.\nLoad it in a new run, before any "
-                "call.",
+                f"{what} was saved before the first call that changes {shown(lost[0])} "
+                f"({len(lost)} such), but calls have changed it since.\nLoad it in a new run, "
+                "before any call.",
                 code="E520",
                 details={"missing": lost[:20]},
             )

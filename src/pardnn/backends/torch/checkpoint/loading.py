@@ -31,7 +31,7 @@ from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
 #: What is to be done where calls have made state that the checkpoint is without.
-_BEFORE = " Where a call of the step makes such state, load before the first such call."
+_BEFORE = " If a call of the step makes such state, load before the first such call."
 
 
 def agreed_manifest(
@@ -110,7 +110,7 @@ def check_tensors(
         ]
         raise MismatchError(
             f"{what} is of another model or optimizer: it {' and '.join(told)}"
-            + (", which the step has not" if more else "")
+            + (", which the step does not have" if more else "")
             + ".\nBuild model and optimizer as they were when it was saved."
             + _BEFORE * (not more and all(own[name].kind == "state" for name in missing)),
             code="E520",

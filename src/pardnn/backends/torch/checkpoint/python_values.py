@@ -85,7 +85,7 @@ def decode(value: Any) -> Any:
 def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, value["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{shown(value['dtype'])} is no type")
+        raise ValueError(f"{shown(value['dtype'])} is not a type")
     return torch.tensor(decode(value["items"]), dtype=dtype)
 
 
@@ -229,7 +229,7 @@ def check_values(
             differs = (
                 f"is of another optimizer than {shown(entry.name)}, {kind}: {shown(key)} is a "
             )
-            differs += "setting of one of them alone"
+            differs += "setting of only one of them"
         if differs:
             raise MismatchError(
                 f"{what} {differs}.\nBuild the optimizer as it was when it was saved, or load "

@@ -153,8 +153,8 @@ def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Sn
             if not is_out_of_memory(error):
                 raise
     warnings.warn(
-        f"rank {world.rank} saves step {step} before it goes on: with a copy of what it writes it "
-        f"would hold {need} bytes, and its limit is {limit}",
+        f"rank {world.rank} saves step {step} before it continues: with a copy of what it writes "
+        f"it would hold {need} bytes, but its limit is {limit}",
         stacklevel=4,
     )
     return None

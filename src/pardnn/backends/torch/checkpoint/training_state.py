@@ -134,7 +134,7 @@ class TrainingState:
             )
 
     def _take_back(self) -> list[str]:
-        """Put shards in the place of whole tensors; return the names of those that were changed."""
+        """Put shards in place of whole tensors; return the names of those that were changed."""
         if not self._synced:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]

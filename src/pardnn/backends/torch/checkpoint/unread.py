@@ -137,7 +137,7 @@ def _remove(source: Source) -> None:
 def _laid_out(
     saved: SavedTensor, parameter: str, program: Program, load: list[int]
 ) -> tuple[Held, dict[int, Op]]:
-    """Return where a state lies, each part on one of the devices that have it of the parameter.
+    """Return where a state is, each part on one of the devices that have it of the parameter.
 
     Args:
         saved: The state.
@@ -183,7 +183,7 @@ def _tensor(saved: SavedTensor, box: Box | None, device: int | None, like: Tenso
 
 
 def _ops(name: str, held: Held) -> tuple[Op, list[tuple[Shard, Op]]]:
-    """Return the source of a state that lies on devices, and that of each shard."""
+    """Return the source of a state that is on devices, and that of each shard."""
     shards: list[tuple[Shard, Op]] = []
     for shard in held.shards:
         box = shard.box or whole_box(held.tensor.shape or ())

@@ -141,7 +141,7 @@ def _unlike(weights: Weights, missing: list[str], unexpected: list[str]) -> Mism
     told = [
         f"{verb} {', '.join(map(shown, keys[:5]))}"
         + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        for verb, keys in (("lack", missing), ("have, which the model has not,", unexpected))
+        for verb, keys in (("lack", missing), ("have, unlike the model,", unexpected))
         if keys
     ]
     return MismatchError(

@@ -304,10 +304,9 @@ class Channel:
         verb = "for" if peer == spec.source else "to hand over"
         return StuckError(
             f"rank {self.rank} waited {self.timeout_s:g} s {verb} tensor {shown(spec.tensor)}, "
-            f"{'from' if peer == spec.source else 'to'} rank {peer}, at op "
-            f"{shown(details['op'])} in step {self.step}.\n"
-            "If it may take longer, an op or what one rank does alone between steps, raise the "
-            "timeout (--timeout, timeout=).",
+            f"{'from' if peer == spec.source else 'to'} rank {peer}, at op {shown(details['op'])} "
+            f"in step {self.step}.\nIf an op, or what one rank does alone between steps, may take "
+            "longer, raise the timeout (--timeout, timeout=).",
             details=details,
         )
 

@@ -243,15 +243,15 @@ def _add_states(error: PardnnError, rank: int, states: dict[int, State]) -> None
 
 
 def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
-    """Return the error of a rank that waits for one which captures the step anew; else None."""
+    """Return the error of a rank that waits for one which captures the step again; else None."""
     changed = {each: state["changed"] for each, state in states.items() if "changed" in state}
     if not changed or rank in changed:
         return None
     other = min(changed)
     return MismatchError(
         f"rank {other} saw that {changed[other]}; rank {rank} did not, and is "
-        f"{states[rank]['text']}.\n"
-        "Every rank makes the same calls, with the same flags, modes and shapes.",
+        f"{states[rank]['text']}.\nEvery rank has to make the same calls, with the same flags, "
+        "modes and shapes.",
         code="E519",
         details={"rank": rank, "peer": other, "first_failing_rank": other},
     )
@@ -259,9 +259,9 @@ def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
 
 def _state_lines(states: dict[int, State], found: int) -> Iterator[str]:
     if found in states:
-        yield f"Rank {found} is the one that does not move: {states[found]['text']}."
+        yield f"Rank {found} is the one that makes no progress: {states[found]['text']}."
     else:
-        yield f"Rank {found} is the one that does not move; it does not even answer."
+        yield f"Rank {found} is the one that makes no progress; it does not even answer."
     for rank in sorted(states):
         yield f"rank {rank}: {states[rank]['text']}"
         yield from (f"  {line}" for line in states[rank].get("messages", ()))

@@ -1,7 +1,7 @@
 """The flight record: what each rank did last, on disk after a run that ended badly.
 
 Problem: a rank that hangs or was killed cannot tell what it was doing. Idea: each rank keeps one
-short text file in a folder of its run. The thread that looks for failures writes it anew once a
+short text file in a folder of its run. The thread that looks for failures writes it again once a
 second, in a millisecond, so that the record of a rank that is killed is at most that old. A run
 that ends well removes its folder; of the others, the newest `KEPT` of this user stay.
 """

@@ -80,7 +80,7 @@ class Watch(NamedTuple):
         timeout_s: Longest wait, seconds.
         failed: Returns the record of a rank that has failed meanwhile, or None.
         closed: Returns the ranks whose connections have closed.
-        progress: Returns how far a rank has come; a wait begins anew where one comes on.
+        progress: Returns how far a rank has come; a wait begins again where one comes on.
         tell: Called with the ranks that are waited for.
     """
 
@@ -151,9 +151,9 @@ def _check_alive(failure: State | None, gone: Sequence[int], rank: int, doing: s
 
 def _stuck(late: Sequence[int], watch: Watch, doing: str) -> StuckError:
     return StuckError(
-        f"rank {watch.rank} waited {watch.timeout_s:g} s for {_ranks(late)} {doing}.\n"
-        "Every rank makes the same calls, between the same two steps. Look at what they printed "
-        "last; they may have ended, or still be loading.",
+        f"rank {watch.rank} waited {watch.timeout_s:g} s for {_ranks(late)} {doing}.\nEvery rank "
+        "has to make the same calls between the same two steps. Look at what they printed last; "
+        "they may have ended, or still be loading.",
         code="E702",
         details={"rank": watch.rank, "missing": list(late), "peer": late[0]},
     )

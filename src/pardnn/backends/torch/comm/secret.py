@@ -30,7 +30,7 @@ _CHALLENGE_TAG, _ANSWER_TAG = 1 << 27, 1 << 28
 
 
 class ForgedError(RankError, RuntimeError):
-    """Something comes from outside of the run; a failure detector passes over it."""
+    """Something comes from outside the run; a failure detector passes over it."""
 
     default_code = "E607"
 
@@ -66,8 +66,9 @@ class SignedStore:
         expected = self._signed(key, value.decode(errors="replace")).encode()
         if not hmac.compare_digest(expected, found):
             raise ForgedError(
-                f"what the store holds under {key!r:.80} is not from a rank of this run.\n"
-                f"Give all ranks one {VARIABLE}; else somebody else can write to the store."
+                f"what the store holds under {key!r:.80} is not from a rank of this run.\nGive "
+                f"all ranks the same {VARIABLE}; if they have it, somebody else can write to the "
+                "store."
             )
         return value
 
@@ -140,8 +141,9 @@ def prove_links(group: dist.ProcessGroup, rank: int, size: int) -> None:
     for peer in peers:
         if not hmac.compare_digest(found[peer], _answer(secret, own[peer], peer, rank)):
             raise ForgedError(
-                f"who answers rank {rank} as rank {peer} does not have the secret of this run.\n"
-                f"Give all ranks one {VARIABLE}; else somebody else is at the port of that rank.",
+                f"the process that answers rank {rank} as rank {peer} does not have the secret of "
+                f"this run.\nGive all ranks the same {VARIABLE}; if they have it, somebody else "
+                "uses the port of that rank.",
                 details={"rank": rank, "peer": peer},
             )
 

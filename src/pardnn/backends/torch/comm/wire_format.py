@@ -174,11 +174,11 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     if spec.is_scalar:
         return torch.tensor([value], dtype=spec.torch_dtype, device=device)
     if value.shape != spec.shape or value.dtype != spec.torch_dtype:
-        made = f"{value.dtype} {list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}"
+        made = f"{value.dtype} {list(value.shape)}; captured: {spec.dtype} {list(spec.shape)}"
         raise _made_otherwise(spec, made, "The op depends on more than the shapes of its inputs")
     if not has_strides(value, spec.strides):
-        made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
-        raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
+        made = f"strides {list(value.stride())}; captured: {list(spec.strides)}"
+        raise _made_otherwise(spec, made, "Its readers elsewhere would compute different last bits")
     return sendable(value, spec.misaligned_bytes)
 
 
@@ -222,8 +222,8 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
 def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
     """Return a tensor whose values are in memory, with `ahead` bytes of its storage ahead of it.
 
-    That is `value` itself, unless it is lazily conjugated or negated, or lies otherwise in its
-    storage than it was captured; then a copy with the same strides.
+    That is `value` itself, unless it is lazily conjugated or negated, or is elsewhere in its
+    storage than it was captured; then it is a copy with the same strides.
     """
     if value.is_conj() or value.is_neg():
         made = elements_of(value).resolve_conj().resolve_neg()

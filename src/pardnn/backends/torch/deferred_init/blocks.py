@@ -172,7 +172,7 @@ def made_in_blocks(
 
     Args:
         chain: To run.
-        run_call: Runs a call on a tensor in the place of its own, and returns its result.
+        run_call: Runs a call on a tensor in place of its own, and returns its result.
         skip: Moves a generator, of this number, past draws.
     """
     made: dict[int, torch.Tensor] = {}

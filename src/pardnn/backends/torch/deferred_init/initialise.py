@@ -58,12 +58,25 @@ def _host_randomness_restored_on_error() -> Iterator[None]:
 
 @contextmanager
 def _copies_share_the_mode() -> Iterator[None]:
-    """Let `copy.deepcopy` of a fake tensor, which copies attributes, keep the same fake mode."""
+    """Let `copy.deepcopy` of a fake tensor, which copies attributes, keep the same fake mode.
+
+    Nor is `constant` copied, the value of a fake tensor that is known: it is a real tensor, of
+    which no copy can be made here.
+    """
+
+    def copied(tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+        constant, tensor.constant = tensor.constant, None
+        try:
+            return torch.Tensor.__deepcopy__(tensor, memo)
+        finally:
+            tensor.constant = constant
+
     FakeTensorMode.__deepcopy__ = lambda mode, _memo: mode
+    FakeTensor.__deepcopy__ = copied
     try:
         yield
     finally:
-        del FakeTensorMode.__deepcopy__
+        del FakeTensorMode.__deepcopy__, FakeTensor.__deepcopy__
 
 
 def _user_line(error: BaseException) -> str:
@@ -103,8 +116,12 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
 
 
 @contextmanager
-def recorded(recording: Recording) -> Iterator[None]:
+def recorded(recording: Recording, otherwise: str = "") -> Iterator[None]:
     """Record into an empty recording what the block builds; the generators end as before.
+
+    Args:
+        recording: An empty one.
+        otherwise: Added to the error: what else can be done.
 
     Raises:
         UnsupportedError: E820, something in the block cannot be recorded.
@@ -126,7 +143,8 @@ def recorded(recording: Recording) -> Iterator[None]:
         except Exception as error:
             reason = error.message if isinstance(error, PardnnError) else _first_line(error)
             raise UnsupportedError(
-                f"the model's construction cannot be recorded at {_user_line(error)}: {reason}",
+                f"the model's construction cannot be recorded at {_user_line(error)}: {reason}"
+                f"{otherwise}",
                 code="E820",
                 details={"where": _user_line(error)},
             ) from error

@@ -165,9 +165,9 @@ def tensor_ref(recording: Recording, tensor: torch.Tensor) -> TensorRef:
         number = recording.storages.get(tensor.untyped_storage()._cdata)
     if number is None:
         raise UnsupportedError(
-            f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.layout}, came into "
-            "being without a call that could be recorded (torch.load does this, sparse layouts "
-            "too).\nBuild it with ordinary tensor operations, or from a file through safetensors.",
+            f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.layout}, was made "
+            "without a call that can be recorded (torch.load does this, sparse layouts too).\n"
+            "Build it with ordinary tensor operations, or from a file through safetensors.",
             code="E817",
         )
     return TensorRef(

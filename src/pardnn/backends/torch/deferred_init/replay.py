@@ -1,6 +1,6 @@
 """Executing a recording, or the slice of it that some tensors depend on.
 
-Idea: run the calls of the `program_slice`. Random calls outside of it only advance the generator:
+Idea: run the calls of the `program_slice`. Random calls outside it only advance the generator:
 `uniform_`, `normal_` and their like by counted draws, joined into one jump; others by running the
 call on scratch tensors of the same geometry. Each storage is freed after its last use, so memory is
 that of the wanted tensors plus the temporaries of one of them. A tensor of which shards are wanted

@@ -59,7 +59,7 @@ class LaunchResult:
         peak_bytes_measured: Peak of live tensor bytes on each rank.
         limit_bytes: Enforced limit of each rank; None without limit.
         allowance_bytes: Bytes that each limit leaves for what is not tensors.
-        notes: What a person should know about this run.
+        notes: What a reader should know about this run.
         saved_steps: Steps of which a checkpoint was written.
         stopped_by: Name of the signal that ended it before its last step; None if none did.
         state: Fields of `StateDifference`; None if parameters were not compared.
@@ -116,7 +116,7 @@ def run_plan(
             end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
         record: Whether ranks take the times of their ops.
-        code: Files of generated code, by rank, to run in the place of the plan's actions.
+        code: Files of generated code, by rank, to run in place of the plan's actions.
 
     Raises:
         RankError: E6xx, naming the rank that failed first.
@@ -198,8 +198,8 @@ def _result(
     for rank, each in enumerate(found):
         if repr(each["losses"]) != repr(found[0]["losses"]):
             raise RankError(
-                f"rank {rank} returned losses {each['losses']}, rank 0 {found[0]['losses']}; "
-                "they must be the same. This is an error in pardnn.",
+                f"rank {rank} returned losses {each['losses']}, rank 0 {found[0]['losses']}; they "
+                "must be the same. This is a bug in pardnn.",
                 code="E606",
                 details={"rank": rank},
             )

@@ -209,7 +209,9 @@ def _waited(since: dict[int, float], rank: int) -> float:
 
 def _blame_stopped(directory: Path, rank: int, seconds: float) -> None:
     """Say for a stopped rank what it cannot say itself, and end it."""
-    message = f"rank {rank} was stopped by a signal (SIGSTOP) and did not go on for {seconds:.0f} s"
+    message = (
+        f"rank {rank} was stopped by a signal (SIGSTOP) and did not continue for {seconds:.0f} s"
+    )
     details = {"rank": rank, "first_failing_rank": rank}
     found = {"error": {"code": "E702", "message": message, "details": details}}
     write_result(directory, rank, found)

@@ -70,7 +70,7 @@ def find_call(kind: str) -> Callable[..., Any]:
         return function
     parts = kind.replace("::", ".").split(".")
     if len(parts) != 3 or not all(_IDENTIFIER.match(part) for part in parts):
-        raise FileError(f"{kind!r:.80} names no call; an example of one is 'aten.mm.default'")
+        raise FileError(f"{kind!r:.80} is not a call; an example is 'aten.mm.default'")
     namespace, name, overload = parts
     if namespace in _FORBIDDEN_NAMESPACES or name in _FORBIDDEN_OPS:
         raise UnsupportedError(f"op {kind!r:.80} may not be part of a graph")
@@ -125,7 +125,7 @@ def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") 
 def _torch_constant(kind: str, name: Any) -> Any:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, getattr(torch, kind)):
-        raise FileError(f"{name!r:.80} is no {kind} of torch {torch.__version__}", code="E407")
+        raise FileError(f"{name!r:.80} is not a {kind} of torch {torch.__version__}", code="E407")
     return found
 
 
@@ -272,7 +272,7 @@ def bind(op: Op, device: torch.device | str) -> Call:
         UnsupportedError: E801, if its kind is not registered in this process.
     """
     if op.kind in SOURCE_KINDS:
-        raise ValueError(f"{op.kind} {op.name!r} exists before the step; it is no call")
+        raise ValueError(f"{op.kind} {op.name!r} exists before the step; it is not a call")
     if op.kind == LOSS_KIND:
         return lambda env: None
     arguments = op.arguments

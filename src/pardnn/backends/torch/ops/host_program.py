@@ -155,5 +155,5 @@ def read_program(data: Mapping[str, Any] | None) -> HostProgram:
         writes = [(name, decode(operand, host)) for name, operand in data["writes"]]
         initial = {name: decode(value, host) for name, value in data["initial"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"the graph's host program is none: {error!r:.200}") from error
+        raise FileError(f"the graph's host program is not valid: {error!r:.200}") from error
     return HostProgram(rows, tuple(conditions), tuple(writes), initial)

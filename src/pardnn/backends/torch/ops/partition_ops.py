@@ -246,7 +246,7 @@ _BINDERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
 
 
 def name_ones(data: Any, made: dict[str, Any]) -> Any:
-    """Return a draw's arguments with a reference in the place of each tensor of ones.
+    """Return a draw's arguments with a reference in place of each tensor of ones.
 
     Args:
         data: The arguments.

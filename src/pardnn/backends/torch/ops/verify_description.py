@@ -209,7 +209,7 @@ def verify_worker_ops(
 
 
 def take(value: Any, region: Region) -> Any:
-    """Return a region of a tensor, contiguous, with the region's fill outside of the tensor.
+    """Return a region of a tensor, contiguous, with the region's fill outside the tensor.
 
     Raises:
         ValueError: If it is out of bounds and has no fill.
@@ -332,7 +332,7 @@ def difference(found: Any, expected: Any) -> str | None:
         torch.where(regular, 0.0, found).nan_to_num(7.0),
         torch.where(regular, 0.0, expected).nan_to_num(7.0),
     ):
-        return "infinities or NaNs are elsewhere"
+        return "infinities or NaNs are in other places"
     error = torch.where(regular, found - expected, 0.0).abs().max()
     scale = torch.where(regular, expected, 0.0).abs().max().clamp(min=1.0)
     limit = TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)

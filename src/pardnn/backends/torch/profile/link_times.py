@@ -6,7 +6,7 @@ time is taken apart: sending, posting a receive, receiving a message that is the
 receiver that slept takes to wake up. Computation displaces caches and lets processors sleep, so
 these are more than what idle ranks show.
 
-The children are started anew, not forked: threads of this process would not survive a fork.
+The children are spawned, not forked: threads of this process would not survive a fork.
 """
 
 from __future__ import annotations

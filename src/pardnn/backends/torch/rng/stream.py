@@ -87,9 +87,9 @@ class RandomStream:
         at = self._positions.get(op, -1)
         if not self._left[at]:
             raise MismatchError(
-                f"random op {op!r} is none that this rank has still to run in this step: it would "
-                f"draw another op's numbers.\n{self._left.total()} of its {self._runs.total()} "
-                "runs of random ops are left. Parallelize again, with a plan of this step.",
+                f"this rank has no run of random op {op!r} left in this step: it would draw "
+                f"another op's numbers.\n{self._left.total()} of its {self._runs.total()} runs of "
+                "random ops are left. Parallelize again, with a plan of this step.",
                 code="E516",
                 details={"op": op},
             )

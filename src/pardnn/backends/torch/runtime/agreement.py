@@ -84,16 +84,16 @@ class Agreement:
     def _error(self, found: list[int]) -> MismatchError:
         mine, theirs = self._describe(self.number), self._describe(found[1])
         return MismatchError(
-            f"rank {self._rank} and rank {self._left} run other graphs of the step: rank "
-            f"{self._rank} the one for {mine}, rank {self._left} the one for {theirs}.\n"
-            "Every rank makes the same calls, with the same flags, modes and shapes.",
+            f"rank {self._rank} and rank {self._left} run different graphs of the step: rank "
+            f"{self._rank} the one for {mine}, rank {self._left} the one for {theirs}.\nEvery "
+            "rank has to make the same calls, with the same flags, modes and shapes.",
             code="E519",
             details={"rank": self._rank, "peer": self._left, "graphs": [self.number, found[1]]},
         )
 
 
 class _Pair:
-    """Two numbers in a tensor that is made once: made anew at each step, it costs 60 us.
+    """Two numbers in a tensor that is made once: made again at each step, it costs 60 us.
 
     Args:
         device: Of the tensor.

@@ -108,8 +108,8 @@ class Binding:
         if missing:
             raise MismatchError(
                 f"the graph was captured from another step: {missing[0].kind} "
-                f"{shown(missing[0].name)} is not among what this step's arguments hold "
-                f"({len(missing)} such).\nCapture and plan this step again.",
+                f"{shown(missing[0].name)} is not in this step's arguments ({len(missing)} "
+                "such).\nCapture and plan this step again.",
                 code="E505",
                 details={"missing": [op.name for op in missing[:20]]},
             )
@@ -299,9 +299,9 @@ class Binding:
         """
         if self._is_opening and self._has_run:
             raise UnsupportedError(
-                "the first step does something else than the later ones, and what runs here is one "
-                "graph, that of the first.\nTrain by `parallelize`, which captures the later ones "
-                "too, or run one step of your own where the model and the optimizer are made.",
+                "the first step does something different from later ones, but only its graph runs "
+                "here.\nTrain with `parallelize`, which captures the later ones too, or run one "
+                "step of your own where the model and the optimizer are made.",
                 code="E806",
             )
         names = (op.name for op in self._tensors)  # some are of tensors in param_groups
@@ -370,7 +370,7 @@ class Binding:
         if lacking:
             raise MismatchError(
                 f"the batch lacks {shown(lacking[0])}, a tensor that the captured step reads.\n"
-                "Every batch has the structure of the example that was captured.",
+                "Every batch must have the structure of the captured example.",
                 code="E505",
             )
         return self.inputs(given.tensors, given.numbers)

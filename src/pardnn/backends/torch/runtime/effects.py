@@ -79,8 +79,8 @@ def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any
 
 #: What an exception of a check says besides.
 _OVER = (
-    "a check raises when its step is over on all ranks: the update that follows it in the step has "
-    "been made.\nIt is left out by a condition: if torch.isfinite(loss): optimizer.step()."
+    "a check raises after its step has ended on all ranks, so the update that follows it has "
+    "been made.\nTo skip the update, use a condition: if torch.isfinite(loss): optimizer.step()."
 )
 
 

@@ -266,7 +266,7 @@ class Executor:
         self.recorder = Recorder(self._actions, self.program.specs)
 
     def run_code(self, step: CodeStep) -> None:
-        """Run generated code in the place of the actions; its memory is not measured."""
+        """Run generated code in place of the actions; its memory is not measured."""
         before = getattr(self._stream, "before", lambda _op: None)
 
         def call(env: Environment) -> None:

@@ -51,7 +51,7 @@ def out_of_memory(
 
 @contextlib.contextmanager
 def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
-    """Tell all ranks where this one runs out of memory outside of a step.
+    """Tell all ranks where this one runs out of memory outside a step.
 
     Args:
         world: This rank's connections.

@@ -148,8 +148,8 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
         if slot is None:
             name = _shown(reference)
             raise MismatchError(
-                f"the graph was captured from another step: the value {shown(name)} is not among "
-                "what this step's objects hold.\nCapture and plan this step again.",
+                f"the graph was captured from another step: the value {shown(name)} is not in "
+                "this step's objects.\nCapture and plan this step again.",
                 code="E505",
                 details={"missing": [name]},
             )

@@ -94,8 +94,8 @@ def _broadcast(
     """Return on all ranks the tensor `mine` of `rank`, which has the shape of `place`."""
     if world.size > 1 and world.reported is not None:
         raise RankError(
-            f"the ranks stopped before: {world.reported.message}\nWhat they held is whole in the "
-            "last checkpoint alone.",
+            f"the ranks had already stopped: {world.reported.message}\nOnly the last checkpoint "
+            "has their state as a whole.",
             details={"rank": world.rank, "first_failing_rank": world.rank} | world.reported.details,
         ) from world.reported
     if world.channel is None or world.channel.group is None:
@@ -113,8 +113,8 @@ def _broadcast(
     except RuntimeError as error:
         details: dict[str, Any] = {"rank": world.rank, "first_failing_rank": rank}
         raise LostError(
-            f"rank {world.rank} could not exchange a tensor of state with rank {rank}.\n"
-            "All ranks call `whole`, and change what the step reads, at the same place.",
+            f"rank {world.rank} could not exchange a tensor of state with rank {rank}.\nAll ranks "
+            "have to call `whole`, and change what the step reads, at the same place.",
             details=details | {"transport": str(error)[:200]},
         ) from error
     return flat.view(place.dtype).reshape(place.shape)

@@ -32,7 +32,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
-from pardnn.backends.torch.user_step.slots import Slot
+from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
@@ -250,7 +250,7 @@ class HostNumbers:
         if self.filled:
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         for name, keys in (each["order"] for each in effects if "order" in each):
-            put_in_order(ordered[name], keys)
+            put_in_order(ordered_keys(ordered[name]) or {}, keys)
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
         stepped = [effect["schedule"] for effect in effects if "schedule" in effect]
@@ -282,8 +282,8 @@ def _held_slots(
 def _check_known(missing: Sequence[str], what: str) -> None:
     if missing:
         raise MismatchError(
-            f"the graph was captured from another step: the {what} {shown(missing[0])} is not "
-            "among what this step's objects hold.\nCapture and plan this step again.",
+            f"the graph was captured from another step: the {what} {shown(missing[0])} is not in "
+            "this step's objects.\nCapture and plan this step again.",
             code="E505",
             details={"missing": list(missing[:20])},
         )
@@ -322,8 +322,8 @@ def _schedules(
     missing = [name for name, each in found if not isinstance(each, LRScheduler)]
     if missing:
         raise MismatchError(
-            f"the graph was captured from another step: {shown(missing[0])} is no schedule of this "
-            "one.\nCapture and plan this step again.",
+            f"the graph was captured from another step: {shown(missing[0])} is not a schedule of "
+            "this one.\nCapture and plan this step again.",
             code="E505",
         )
     return [(name, each) for name, each in found if isinstance(each, LRScheduler)]

@@ -61,10 +61,10 @@ def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
     """
     shape, _ = shape_and_dtype(op)
     return MismatchError(
-        f"input {shown(op.name)} is {_name(value.dtype)} "
-        f"{list(value.shape)} on rank {rank}; captured was {op.outputs[0].dtype} "
-        f"{list(shape or ())}.\nEvery rank is given the whole (global) batch, in the captured "
-        "size: pad or drop a short last batch, or plan for its size too.",
+        f"input {shown(op.name)} is {_name(value.dtype)} {list(value.shape)} on rank {rank}; "
+        f"captured: {op.outputs[0].dtype} {list(shape or ())}.\nGive every rank the whole "
+        "(global) batch, in the captured size: pad or drop a short last batch, or plan for its "
+        "size too.",
         code="E512",
         details={"input": op.name, "given": list(value.shape), "captured": list(shape or ())},
     )

@@ -13,7 +13,7 @@ from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, shown, without_addresses
 
 _LOGGER = logging.getLogger("pardnn")
-#: A value that changes at so many calls in a row, each captured anew, is told once.
+#: A value that changes at so many calls in a row, each captured again, is told once.
 MANY_IN_A_ROW = 8
 #: And so many captures altogether.
 MANY = 64
@@ -35,12 +35,13 @@ def not_left(names: Sequence[str]) -> None:
     """Tell of tensors of constants that eager steps keep from their first use on.
 
     Args:
-        names: Of the tensors; a parallel step makes them anew each time, and leaves none.
+        names: Of the tensors; a parallel step makes them again each time, and leaves none.
     """
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     _LOGGER.warning(
-        "pardnn: %s%s is made of constants at its first use and kept: each parallel step makes it "
-        "anew, and does not leave it there. To find it there, run one step before parallelizing.",
+        "pardnn: %s%s is made from constants at its first use and kept: each parallel step makes "
+        "it again and does not leave it there. To find it there, run one step before "
+        "parallelizing.",
         shown(names[0]), more,
     )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Notices:
     def captured(
         self, made: Made, changes: Sequence[Change], step: int, moved: Sequence[str]
     ) -> None:
-        """Tell that the step was captured anew.
+        """Tell that the step was captured again.
 
         Args:
             made: How long it took.
@@ -88,7 +89,7 @@ class Notices:
             return
         where = f"; {len(moved)} tensors of state moved" if moved else ""
         _LOGGER.warning(
-            "pardnn: %s %d is captured anew (%.1f s) and planned (%.1f s), since %s%s",
+            "pardnn: %s %d is captured again (%.1f s) and planned (%.1f s), since %s%s",
             self._what, step, made.capture_s, made.plan_s, told(changes), where,
         )  # fmt: skip
         if not self._is_told and (self._count >= MANY or self._is_in_a_row()):
@@ -128,12 +129,12 @@ def _text(value: Any) -> str:
 
 
 def changed_values(changes: Sequence[Change]) -> MismatchError:
-    """Return the error E509 of values that changed where nothing can plan anew."""
+    """Return the error E509 of values that changed where nothing can plan again."""
     return MismatchError(
-        f"the step was captured with other values: {told(changes)}.\n"
-        "The graph holds for the captured ones alone. A number that changes from call to call can "
-        "be an argument of the step: a float or a tensor. All else stays as it was when "
-        "`parallelize` was called; gradients are made and reset inside the step.",
+        f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
+        "captured ones. Pass a number that changes from call to call as an argument of the step: "
+        "a float or a tensor. Everything else must stay as it was when `parallelize` was called; "
+        "gradients are made and reset inside the step.",
         code="E509",
         details={"changed": [change.name for change in changes[:20]]},
     )

@@ -132,8 +132,8 @@ def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
     if draws.without_spare.count and op.kind != DRAW and shapes[0] != shapes[1]:
         raise UnsupportedError(
             f"op {shown(whole.name)} ({whole.kind}, {whole.source or 'no source'}) draws random "
-            "numbers, and this plan cuts it: they would be others than on one device.\nPlan again "
-            "with a placement (--algorithm pardnn), or without dropout in this op.",
+            "numbers, and this plan cuts it: they would differ from those of one device.\nPlan "
+            "again with a placement (--algorithm pardnn), or without dropout in this op.",
             code="E822",
             details={"op": whole.name},
         )

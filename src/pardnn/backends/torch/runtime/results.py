@@ -50,8 +50,8 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
             if other != name and _overlap(inputs[name], value):
                 raise MismatchError(
                     f"inputs {shown(name)} and {shown(other)} share their memory, and the step "
-                    "writes into the first: eager code would find that in the second, and the "
-                    "captured graph has them apart.\nPass a copy of one: x.clone().",
+                    "writes into the first: eager code would see that in the second, but the "
+                    "captured graph keeps them apart.\nPass a copy of one: x.clone().",
                     code="E512",
                     details={"input": name, "other": other},
                 )

@@ -22,12 +22,12 @@ from pardnn.errors import MismatchError, shown
 COMPARE_EVERY = 100
 
 _STATE_ADVICE = (
-    "Every rank builds the same model: seed all of them alike before they build it, or let all "
-    "load one checkpoint. pardnn gives each rank its shard."
+    "Every rank has to build the same model: seed all of them alike before they build it, or "
+    "load one checkpoint on all. pardnn gives each rank its shard."
 )
 _BATCH_ADVICE = (
-    "Every rank is given the whole (global) batch, the same on all: leave out DistributedSampler "
-    "and per-rank seeds of the data loader. pardnn cuts the batch where the plan says so."
+    "Give every rank the same whole (global) batch: leave out DistributedSampler and per-rank "
+    "seeds of the data loader. pardnn cuts the batch where the plan says so."
 )
 _RANDOM_ADVICE = (
     "Random numbers are those of one device, so all ranks start from one generator state: call "

@@ -3,7 +3,7 @@
 Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
 step computes with the real tensor, and the graph with its content. `t.mul_(0.9)` between two calls
 changes no object that the guards compare. Rank 0 alone has traced the step and knows the tensor, so
-several ranks cannot capture anew together: it is refused there.
+several ranks cannot capture again together: it is refused there.
 """
 
 from __future__ import annotations
@@ -58,11 +58,10 @@ class Constants:
             same = _content(tensor) == content if content else _version(tensor) == version
             if not (same or self._is_alone):
                 raise MismatchError(
-                    f"{name} was written since capture.\n"
-                    "Capture can put no other in its place (an attribute of a class or module, a\n"
-                    "set, a bound method), and has what it held as a constant.\n"
-                    "Keep it in an attribute of an object, in a list or a dictionary, or pass it\n"
-                    "as an argument: there it is read at each call.",
+                    f"{name} was written since capture.\nCapture cannot replace it there (an "
+                    "attribute of a class or module, a set,\na bound method), and keeps what it "
+                    "held as a constant.\nKeep it in an attribute of an object, in a list or a "
+                    "dictionary, or pass it\nas an argument: there it is read at each call.",
                     code="E509",
                 )
             if not same:

@@ -1,7 +1,7 @@
 """Evaluation: a function of a step's models, forward alone, on the state where the step keeps it.
 
 It is captured and planned as a step is, once per shape, but need not train nor return a loss. Its
-graph shares parameters and buffers with the step's; what lies on the devices besides, optimizer
+graph shares parameters and buffers with the step's; what is on the devices besides, optimizer
 states above all, counts against their memory.
 """
 

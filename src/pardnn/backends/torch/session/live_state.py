@@ -1,6 +1,6 @@
 """The live state: where the ranks keep each tensor of the user's program, from graph to graph.
 
-Problem: a step that is captured anew reads the same parameters and states, but the user's objects
+Problem: a step that is captured again reads the same parameters and states, but the user's objects
 hold shards of them by now, or nothing. Idea: a table by tensor object says what each is a shard of.
 Capture asks it for whole shapes; a new graph finds its values by it, whatever it calls them; and a
 tensor that a graph does not read stays where it is.
@@ -190,7 +190,7 @@ class LiveState:
         return WholeTensor(shape, tuple(strides), known.storage)
 
     def in_place(self, sources: Iterable[Source], near: Plan) -> StateInPlace:
-        """Return what lies on the devices, by the names of a new graph.
+        """Return what is on the devices, by the names of a new graph.
 
         Args:
             sources: Of the graph.
@@ -319,8 +319,8 @@ def live_state_of(tensors: Iterable[torch.Tensor]) -> LiveState | None:
     found = [live for live in _LIVE if live.users and any(live.held(t) for t in each)]
     if len(found) > 1:
         raise UsageError(
-            "the models of this step are kept by several steps that know nothing of each other.\n"
-            "Parallelize the steps that share a model before those that share others.",
+            "the models of this step are kept by several steps that were parallelized "
+            "separately.\nParallelize the steps that share a model before those that share others.",
             code="E216",
         )
     return found[0] if found else None
@@ -379,7 +379,7 @@ def _within(box: Box, outer: Box | None) -> Box:
 
 
 def _hollow(output: Tensor, source: Source) -> None:
-    """Put a tensor without data in the place of what other ranks keep."""
+    """Put a tensor without data in place of what other ranks keep."""
     live = source.get()
     if isinstance(live, torch.Tensor):
         shape, dtype, device = live.shape, live.dtype, live.device

@@ -130,7 +130,7 @@ class Maker:
             changes: What differs from the variant that ran last; nothing for the first.
 
         Raises:
-            MismatchError: E509, if nothing can plan anew; E519, if ranks see other changes.
+            MismatchError: E509, if nothing can plan again; E519, if ranks see other changes.
             PardnnError: As capture and planning do, on all ranks.
         """
         world, key = self._world, f" {number}" if number else ""
@@ -173,7 +173,7 @@ class Maker:
         text = told(changes)
         if changes:
             world.describe = lambda: {
-                "text": f"capturing anew, since {text}", "waits_for": None, "messages": [],
+                "text": f"capturing again, since {text}", "waits_for": None, "messages": [],
                 "changed": text,
             }  # fmt: skip
         try:
@@ -202,8 +202,8 @@ class Maker:
             late = error.details["missing"][0]
             raise MismatchError(
                 f"rank {world.rank} saw that {told(changes)}; rank {late} did not, and made "
-                "another call.\nEvery rank makes the same calls, with the same flags, modes and "
-                "shapes.",
+                "another call.\nEvery rank has to make the same calls, with the same flags, "
+                "modes and shapes.",
                 code="E519",
                 details={"rank": world.rank, "peer": late},
             ) from error
@@ -211,8 +211,8 @@ class Maker:
         if others:
             raise MismatchError(
                 f"the ranks saw other changes: rank 0 that {found[0][1]}; rank {others[0]} that "
-                f"{found[others[0]][1]}.\n"
-                "Every rank makes the same calls, with the same flags, modes and shapes.",
+                f"{found[others[0]][1]}.\nEvery rank has to make the same calls, with the same "
+                "flags, modes and shapes.",
                 code="E519",
                 details={"ranks": others},
             )
@@ -292,7 +292,7 @@ class Maker:
             state = None if near is None else self._state.in_place(found, near)
             plan = self._decide(graph, self._world.size, state)
         if plan is None:
-            raise MismatchError("there is no plan and nothing that could make one", code="E511")
+            raise MismatchError("there is no plan and nothing to make one with", code="E511")
         check_world(self._world.size, plan)
         check_fingerprint(plan, graph)
         check_plan(graph, plan)

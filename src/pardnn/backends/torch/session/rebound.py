@@ -6,7 +6,7 @@ its version and its hooks stay. Idea: each rank compares addresses and layouts o
 every call, by the words of memory that they are in; `p.data = p.data.t()` changes the layout alone.
 Data of the same shape, type and strides
 takes the place of the old; where a parameter is cut, so does the whole, of which the rank copies
-its shard. Else the tensor is taken as at the start, and the step captured anew; a rank that holds
+its shard. Else the tensor is taken as at the start, and the step captured again; a rank that holds
 only a share refuses that.
 
 Complexity: O(tensors that a rank keeps) a call, in C.
@@ -131,8 +131,8 @@ class KeptData:
     def _error(self, of: str, given: str) -> MismatchError:
         return MismatchError(
             f"the data of {shown(of)} was replaced, by {given}: this rank holds its share, and "
-            "cannot take that over.\nGive every rank the whole tensor in the captured type and "
-            "strides, or call fast.load_state_dict(...), or parallelize again.",
+            "cannot adopt the new data.\nGive every rank the whole tensor in the captured type "
+            "and strides, or call fast.load_state_dict(...), or parallelize again.",
             code="E527",
             details={"name": of},
         )

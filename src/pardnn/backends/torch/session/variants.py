@@ -2,8 +2,8 @@
 
 Problem: a graph is one path through the user's Python, and what decides the path may change between
 calls. Idea: keep the graphs captured so far, with what each holds for. A call takes the one that
-holds now; where none does, the step is captured and planned anew, with the state where it is. All
-ranks see the same values, so they take the same one without a word, and check that they did
+holds now; where none does, the step is captured and planned again, with the state where it is. All
+ranks see the same values, so they take the same one silently, and check that they did
 (`agreement.py`); a new capture they begin together.
 
 Complexity: a call compares O(values guarded) with the variant that ran last; a switch with each one
@@ -84,7 +84,7 @@ class Variants:
     Args:
         state: What the ranks hold.
         history: Of the steps of this rank.
-        make: Captures and plans anew, on all ranks: of the variant's number, the arguments of the
+        make: Captures and plans again, on all ranks: of the variant's number, the arguments of the
             step, and what has changed.
         first: What runs first.
         recording: Of models without data.
@@ -175,8 +175,8 @@ class Variants:
         self.follow_data()
         if self.replaced:
             raise MismatchError(
-                f"{told(self.replaced)}: the next step captures that, and until then the ranks "
-                "hold the old data.\nCall the step before this.",
+                f"{told(self.replaced)}: the next step captures that; until then, the ranks hold "
+                "the old data.\nCall the step first.",
                 code="E527",
             )
 
@@ -218,7 +218,7 @@ class Variants:
             self._add(values, list(self.current.changes(batch))).binding.watch()
 
     def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
-        """Capture and plan anew; the variants so far stay usable if that fails."""
+        """Capture and plan again; the variants so far stay usable if that fails."""
         args = self.current.binding.arguments(values)
         number, self.num_made = self._state.next_number(), self.num_made + 1
         variant = self._make(number, args, changes)
@@ -290,7 +290,7 @@ class Variants:
     def _check_opened(self, what: str) -> None:
         if self.current.binding.must_open:
             raise UnsupportedError(
-                "the first step of these objects does something else than the later ones, and "
+                "the first step of these objects does something different from later ones, and "
                 f"{what}.\nRun one step of your own before `parallelize`: the step then is one of "
                 "the later ones. `load` takes any state after that.",
                 code="E806",
@@ -322,9 +322,9 @@ class Variants:
             )
         what = "a gradient" if name.endswith(".grad") else "a tensor"
         raise UnsupportedError(
-            f"{shown(name)} is {what} that an earlier call left to this one, which takes another "
+            f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
             f"path through the step ({len(read)} such).\nMake gradients and reset them within one "
-            "call, whatever its flags; register tensors that calls hand on: "
+            "call, whatever its flags; register tensors that are passed from call to call: "
             "module.register_buffer(name, tensor).",
             code="E808",
             details={"tensors": read[:20]},

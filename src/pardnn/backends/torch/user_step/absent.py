@@ -1,4 +1,4 @@
-"""Tensors in the place of those that other ranks keep: they read as NaN and refuse writes by name.
+"""Tensors in place of those that other ranks keep: they read as NaN and refuse writes by name.
 
 Problem: of what a rank does not keep, the user's object has the shape and one element. torch
 refuses most writes in place to that, in words about memory and without a name. It carries out
@@ -6,8 +6,8 @@ others, after which the object reads as a number (`zero_`), or memory of others 
 (`dist.broadcast`). A tensor of the user's own that takes it over (`ema.lerp_(p)`) is NaN from then
 on. Idea: the object gets a class of its own, whose `__torch_function__` calls what it is asked to
 call and says what torch could not, and a storage that gives out no address to write to. Views have
-that class, too. What looks, computes anew or replaces the data (`p.data = x`) works as ever, and so
-does what fills: there is nothing to fill here.
+that class, too. Code that looks, computes a new tensor or replaces the data (`p.data = x`) works as
+ever, and so does code that fills: there is nothing to fill here.
 
 Complexity: some microseconds more for each function and getter of such a tensor; none for others.
 """

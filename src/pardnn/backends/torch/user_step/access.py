@@ -2,7 +2,7 @@
 
 Problem: between steps an object of the user's holds only this rank's share: the rest of a placed
 model reads as NaN, a parameter that is cut has the shape of its shard. `torch.save(
-model.state_dict())` would lose the model, and `model(x)` return NaN, without a word. Idea: hooks on
+model.state_dict())` would lose the model, and `model(x)` return NaN, silently. Idea: hooks on
 each module and optimizer that is spread refuse both, and loading, by name.
 """
 

@@ -42,7 +42,7 @@ _WHOLE = (
 
 
 def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
-    """Return a path with names of parameters in the place of their ids.
+    """Return a path with names of parameters in place of their ids.
 
     Args:
         name: As `object_graph` makes it: "optimizer.state.<139734>.step".

@@ -35,7 +35,7 @@ _NO_SINKS = (torch.Tensor, torch.nn.Module, dict, list, set, enum.Enum, BaseExce
 
 
 def is_outside(value: Any) -> bool:
-    """Whether what a value holds lies outside of Python: an open file, a data base, a queue."""
+    """Whether what a value holds lies outside Python: an open file, a data base, a queue."""
     if isinstance(value, io.IOBase):
         return not value.closed
     module = f"{type(value).__module__}."

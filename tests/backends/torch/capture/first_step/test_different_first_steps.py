@@ -191,7 +191,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
         return x @ trainer.log[0]
 
     step, args, _ = _made(in_a_list)
-    with pytest.raises(UnsupportedError, match="the first step does something else") as caught:
+    with pytest.raises(UnsupportedError, match="the first step does something different") as caught:
         capture(step, *args)
     assert caught.value.code == "E806"
 

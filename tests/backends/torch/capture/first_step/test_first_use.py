@@ -335,7 +335,7 @@ def test_such_a_tensor_in_an_object_that_is_no_module_is_refused() -> None:
         return models.train(model, optimizer, (model(x) * held.scale).square().mean())
 
     _, args = trained(nn.Identity)
-    with pytest.raises(UnsupportedError, match=r"makes 'held\.scale' of numbers") as caught:
+    with pytest.raises(UnsupportedError, match=r"makes 'held\.scale' from numbers") as caught:
         capture(scaled, *args)
     assert caught.value.code == "E806"
     assert held == SimpleNamespace(count=0, scale=None)

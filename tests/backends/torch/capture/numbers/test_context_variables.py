@@ -128,7 +128,7 @@ def test_a_context_variable_that_changes_between_calls_is_noticed() -> None:
 def test_a_first_step_that_leaves_what_no_walk_reaches_is_refused() -> None:
     """Its second trace begins with that, and is not the first step again."""
     step, args, _ = made(of_a_thread)
-    with pytest.raises(UnsupportedError, match="the first step does something else") as caught:
+    with pytest.raises(UnsupportedError, match="the first step does something different") as caught:
         capture(step, *args)
     assert caught.value.code == "E806"
     LOCAL.state.scale = 2.0

@@ -154,7 +154,7 @@ def test_a_check_that_computes_with_tensors_is_told_what_a_check_may_do() -> Non
         state.model[0].weight.detach().zero_()
 
     step, args, _ = made(fail)
-    with pytest.raises(UnsupportedError, match="before but print, log and collect") as caught:
+    with pytest.raises(UnsupportedError, match="only prints, logs and collects") as caught:
         capture(step, *args)
     assert caught.value.code == "E802"
 

@@ -306,7 +306,7 @@ def test_a_step_that_cannot_run_twice_is_not_blamed_on_the_user() -> None:
 
 
 def test_what_only_the_first_call_makes_of_its_data_is_followed_after_it() -> None:
-    """As the refusal advises: one step of one's own before."""
+    """As the refusal advises: one step of one's own first."""
     held = SimpleNamespace(n=0, first=None)
 
     def made() -> Entry:
@@ -332,7 +332,7 @@ def test_what_only_the_first_call_makes_of_its_data_is_followed_after_it() -> No
         return step, args
 
     step, args = made()
-    with pytest.raises(UnsupportedError, match="run one step of your"):
+    with pytest.raises(UnsupportedError, match="run one step of"):
         capture(step, *args)
     assert_as_eager(advised, state=lambda _: held.n, sizes=(1, 2))
 

@@ -81,7 +81,7 @@ def refused(tell: Callable[..., Any]) -> str:
     "use", [lambda text: text.ljust(10), lambda text: text.replace(".", ","), lambda text: text[:4]]
 )
 def test_a_text_that_is_laid_out_by_its_content_is_refused(use: Callable[[str], str]) -> None:
-    assert "text of a number" in refused(lambda loss, model: print(use(f"{loss.item():.3f}")))
+    assert "string of a number" in refused(lambda loss, model: print(use(f"{loss.item():.3f}")))
 
 
 def test_what_is_taken_from_the_ends_of_a_text_is_seen() -> None:

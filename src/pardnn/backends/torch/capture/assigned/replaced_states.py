@@ -35,7 +35,7 @@ def follow_replaced(trace: StepTrace, before: ObjectGraph, after: ObjectGraph) -
         after: The object graph after it.
 
     Returns:
-        `before.contents`, with the new dictionaries in the place of those that were replaced.
+        `before.contents`, with the new dictionaries in place of those that were replaced.
 
     Raises:
         UnsupportedError: E804, if the step leaves nothing where state was.

@@ -7,7 +7,7 @@ does not: `undoing`, as for `GradScaler`. What it prints, logs and collects is t
 says yes, and a number that it counts is chosen between its two values. That is the eager step bit
 by bit if the code leaves nothing else behind: no other tensor that is used, no other Python value,
 no random number. All of it is looked at, and the rest is refused by name; tensors that are bound
-anew are chosen, too (`chosen_tensors`). Such code may hold conditions of its own.
+again are chosen, too (`chosen_tensors`). Such code may hold conditions of its own.
 
 Where the code ends is seen by Python's tracing of lines, in the frame that asked and only
 meanwhile: what follows it may count and print, too. Where an `else` does something, the frame goes
@@ -321,7 +321,7 @@ class Choices:
             change.slot.set(choose(skips, change.then, change.now))
 
     def _choose_tensors(self, choice: OpenChoice, rebound: Mapping[str, Changed]) -> None:
-        """Let tensors that the code has put in the place of others be chosen between both."""
+        """Let tensors that the code has put in place of others be chosen between both."""
         for name, change in rebound.items():
             found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
             if found is None:

@@ -65,7 +65,7 @@ def _binds(name: str) -> str:
 
 
 def _is_one(old: Any, new: Any) -> bool:
-    """Whether two values cannot be told apart."""
+    """Whether two values cannot be distinguished."""
     if old is new:
         return True
     return type(old) is type(new) and isinstance(new, PLAIN) and repr(old) == repr(new)

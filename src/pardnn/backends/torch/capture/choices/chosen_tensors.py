@@ -1,4 +1,4 @@
-"""Tensors that code binds anew under a condition on data: `if loss < best: best = loss.detach()`.
+"""Tensors that code binds again under a condition on data: `if loss < best: best = loss.detach()`.
 
 Problem: after such code a name or an attribute stands for one of two tensors, and which one only a
 run knows.
@@ -98,11 +98,11 @@ class ChosenTensors:
                 None,
             )
             if written is not None and (copy in left or _are_used(later[written:], copy)):
-                raise unsupported.choice(line, "binds a tensor anew that is written later")
+                raise unsupported.choice(line, "assigns a tensor that is written later")
             if any(_writes(c, copy) for c in later) and (
                 any(x.source or x in left for x in originals) or _are_used(later, *originals)
             ):
-                raise unsupported.choice(line, "binds a tensor anew into which later code writes")
+                raise unsupported.choice(line, "assigns a tensor into which later code writes")
 
 
 def rebound_tensors(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:

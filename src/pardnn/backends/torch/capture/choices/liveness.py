@@ -109,7 +109,7 @@ class _Liveness:
         return everything
 
     def _add_inside(self, statement: ast.AST, live: Names) -> None:
-        """Let names be live after each statement inside of one."""
+        """Let names be live after each statement inside one."""
         for each in ast.walk(statement):
             if isinstance(each, ast.stmt) and each is not statement:
                 self._found[id(each)] = self._found.get(id(each), frozenset()) | live

@@ -331,7 +331,7 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 class _Replaced(ast.NodeTransformer):
-    """Puts one node in the place of another."""
+    """Puts one node in place of another."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new

@@ -147,7 +147,7 @@ def _form_of(code: types.CodeType, asked: Iterable[Position]) -> _Form | None:
 
 
 def _compiled(tree: ast.Module, code: types.CodeType) -> types.CodeType | None:
-    """Return the code of the function of a tree that is in the place of another code."""
+    """Return the code of the function of a tree that is in place of another code."""
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     found = (each for each in _codes(compiled) if _place(each) == _place(code))
     return next((each for each in found if each.co_freevars == code.co_freevars), None)
@@ -163,7 +163,7 @@ def _items(value: Any) -> Any:
         frame = sys._getframe(1)
         path = shown_path(frame.f_code.co_filename, frame.f_globals.get("__name__", ""))
         line = f"{path}:{frame.f_lineno % LINES}"
-        raise unsupported.choice(line, "leaves a loop over an iterator, which would go on")
+        raise unsupported.choice(line, "leaves a loop over an iterator, which would continue")
     return value
 
 

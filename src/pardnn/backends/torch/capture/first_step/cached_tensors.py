@@ -1,6 +1,6 @@
 """Tensors that the user's functions keep in caches of `functools`, from capture to capture.
 
-Problem: a trace must not find what another one left, so it makes a cached tensor anew. An eager
+Problem: a trace must not find what another one left, so it makes a cached tensor again. An eager
 step goes on with the one that was made first, although what its function read may have changed.
 
 Idea: what a tensor is made of is noted for each entry of a cache, as its calls on constants. Where

@@ -140,7 +140,7 @@ def check_lasting(
     """Reject tensors of numbers that change: made at another step, they would be others.
 
     Args:
-        kept: What the first step made and keeps. All steps make it anew.
+        kept: What the first step made and keeps. All steps make it again.
         trace: Traces a first step once more, with symbols for the numbers that change.
         sources: Returns what the step reaches now.
 

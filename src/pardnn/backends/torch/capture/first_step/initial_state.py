@@ -59,7 +59,7 @@ def initial_values(
             reason = _momentum_reason(source, objects)
             found = None if reason else MOMENTUM_INITIAL
         if source.kind == "buffer" and not is_of_a_module(source, objects):
-            found, reason = None, "is created by the first step, in an object that is no module"
+            found, reason = None, "is created by the first step, in an object that is not a module"
         if found is None:
             irregular[source.name] = reason or ""
         else:

@@ -5,7 +5,7 @@ comes back into no later step, unless the step reads them.
 
 Idea: each container that the first step has filled is replaced, while the step is traced, by a
 recorder: a container of the same type that notes what is put into it and holds nothing. Any other
-use of a recorder ends the trace, and the step is traced anew with the container itself. Code in C
+use of a recorder ends the trace, and the step is traced again with the container itself. Code in C
 that looks past a recorder finds an item that is neither number nor tensor. A step that does not
 fill what another path of it fills (`if self.n % 100 == 0: log.append(...)`) must not read it
 either, as its graph would then hold for what is in it: a recorder shows that, too, and it is noted
@@ -184,7 +184,7 @@ def is_told(value: Any, depth: int = 0) -> bool:
 def recorders_inserted(
     objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
 ) -> Iterator[list[str]]:
-    """Put a recorder in the place of each container, for as long as the context is open.
+    """Put a recorder in place of each container, for as long as the context is open.
 
     Args:
         objects: The object graph of the step.

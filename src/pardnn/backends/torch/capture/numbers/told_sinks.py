@@ -5,7 +5,7 @@ the place of numbers that only a run knows, and never again.
 
 Idea: as for lists that a step fills, each sink (`user_step.sinks`) has a stand-in while the step
 is traced, which notes the calls whose results are dropped. Any other use ends the trace, and the
-step is traced anew with the object itself; files, data bases and queues have no other use. A file
+step is traced again with the object itself; files, data bases and queues have no other use. A file
 that the step opens for writing is refused: it would be emptied at capture.
 """
 
@@ -121,7 +121,7 @@ def sink_name(value: Any) -> str | None:
 def stand_ins_inserted(
     objects: ObjectGraph, sinks: Mapping[str, Any], tell: Tell
 ) -> Iterator[None]:
-    """Put a stand-in in the place of each sink, for as long as the context is open.
+    """Put a stand-in in place of each sink, for as long as the context is open.
 
     Args:
         objects: The object graph of the step.

@@ -1,4 +1,4 @@
-"""What to write in the place of torch calls that need data: one text per kind of case.
+"""What to write in place of torch calls that need data: one text per kind of case.
 
 Each rewrite is captured and compared with eager steps by `tests/.../capture/test_advice.py`.
 """
@@ -13,27 +13,28 @@ _NUMBER = (
 _BRANCH = (
     "Compute both sides and select: torch.where(condition, a, b) for `if`, torch.clamp or\n"
     "torch.maximum for max and min. A loop runs a fixed number of times, each under\n"
-    "torch.where. What the step makes of sizes and literals alone may decide; nn.Transformer\n"
-    "looks into a mask from elsewhere, unless is_causal is given beside it.\n"
-    "What ends in `raise` is a check, if it does nothing before but print, log and collect."
+    "torch.where. A condition may depend on sizes and literals only; nn.Transformer\n"
+    "reads a mask from outside the step, unless is_causal is passed with it.\n"
+    "A branch that ends in `raise` is a check, if before that it only prints, logs and collects."
 )
 POSITION = (
-    "Followed are x[i], x[i : i + n] and x.narrow at an i that is data, as copies, and writes\n"
-    "there: x[i] = x[i] * 2 for x[i].mul_(2), and x[i].clone() where x changes before its use.\n"
-    "A slice up to a length is torch.arange(n) < length. What begins again at the end of a queue:\n"
+    "x[i], x[i : i + n] and x.narrow with an i from data are followed, as copies, and so are\n"
+    "writes: x[i] = x[i] * 2 for x[i].mul_(2), and x[i].clone() if x changes before its use.\n"
+    "Instead of a slice up to a length, use torch.arange(n) < length. For a ring buffer:\n"
     "at = (pointer + torch.arange(n)) % size, and queue.index_copy_(0, at, new).\n"
-    "F.one_hot takes num_classes, which it otherwise reads off the data."
+    "Pass num_classes to F.one_hot, which otherwise reads it from the data."
 )
 #: For code that runs by a condition on data.
 UNDONE = (
-    "Under a condition on data `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
-    "followed; zero_grad() goes to the begin of the step, all else after it, by its result."
+    "Under a condition on data, `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
+    "followed. Move zero_grad() to the start of the step, and the rest after the step, where it\n"
+    "can use what the step returned."
 )
 #: For such code that draws random numbers.
 DRAWN = (
-    "What is drawn has to be drawn in every step: compute both sides, and select. To leave out a\n"
-    "layer by chance: x = torch.where(torch.rand([]) < p, x, layer(x)). Models of transformers\n"
-    "leave none out with layerdrop=0.0 in their configuration."
+    "Random numbers have to be drawn in every step: compute both sides, and select. To skip a\n"
+    "layer at random: x = torch.where(torch.rand([]) < p, x, layer(x)). Models of transformers\n"
+    "skip none with layerdrop=0.0 in their configuration."
 )
 #: By what Python makes of a tensor's value: what the step does, and what to write instead.
 OF_VALUES = {
@@ -49,9 +50,9 @@ _MASK = (
     "torch.where(mask, new, old), or masked_fill."
 )
 _COUNTS = (
-    "How often each of n values occurs is\n"
-    "torch.zeros(n).index_add_(0, ids, torch.ones(len(ids))), of a size that does not depend on\n"
-    "data; which of them occur is that > 0."
+    "To count how often each of n values occurs, use\n"
+    "torch.zeros(n).index_add_(0, ids, torch.ones(len(ids))), whose size does not depend on\n"
+    "data; the values that occur are those with a count > 0."
 )
 #: By op: what to write instead of a call whose result has a size that depends on data.
 _OF_OPS = {
@@ -64,8 +65,8 @@ _OF_OPS = {
         "Give the size that you know: x.repeat_interleave(repeats, 0, output_size=n)."
     ),
     "_ctc_loss": (
-        "CTC takes a table as wide as the longest target, and the lengths of the targets are\n"
-        "data. Write them down in the step where they are all the same:\n"
+        "CTC needs a table as wide as the longest target, and the lengths of the targets are\n"
+        "data. If they are all the same, write them in the step:\n"
         "torch.full((batch,), length)."
     ),
 }

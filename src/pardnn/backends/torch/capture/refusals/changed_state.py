@@ -16,10 +16,11 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
-        "at capture, and never again. Followed are numbers that the step changes by arithmetic,\n"
-        "lists and dictionaries that it fills and does not read, and what it assigns: numbers,\n"
-        "texts, tensors, containers, objects of classes that it names.\n"
-        "Move it out of the step: collect and compare what it returns, after it has returned.",
+        "at capture, and never again. pardnn follows numbers that the step changes by arithmetic,\n"
+        "lists and dictionaries that it fills but does not read, and what it assigns: numbers,\n"
+        "strings, tensors, containers, objects of classes that it names.\n"
+        "Move it out of the step: collect and compare what the step returns, after it has "
+        "returned.",
         "E804",
         changed=list(names),
     )
@@ -32,8 +33,8 @@ def counting_hook(name: str) -> UnsupportedError:
         name: Of a tensor that has it.
     """
     return UnsupportedError(
-        f'{shown(name)} has a hook of register_multi_grad_hook(mode="any"), which notes in which\n'
-        "backward pass it ran: set before the step, it would note the one of capture.\n"
+        f'{shown(name)} has a hook of register_multi_grad_hook(mode="any"), which records the\n'
+        "backward pass it ran in: set before the step, it would record the one of capture.\n"
         "Register it within the step, where it is followed, or use tensor.register_hook.",
         code="E804",
         details={"tensor": name},
@@ -50,8 +51,8 @@ def changed_setting(name: str, where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step sets {shown(name)}{at(where)}, several numbers in one tuple.\n"
-        'Of the groups of an optimizer a step may set single numbers: group["lr"] = rate.\n'
-        "Set a tuple between two calls of the step, each of which reads it:\n"
+        'In an optimizer group, a step may set only single numbers: group["lr"] = rate.\n'
+        "Set a tuple between two calls of the step; each call reads it:\n"
         'group["betas"] = (0.5, 0.9), and then step(...).',
         "E804",
         changed=[name],
@@ -68,7 +69,7 @@ def removed_state(name: str) -> UnsupportedError:
         f"the step removes {shown(name)} and makes no new one: each rank keeps the state that the\n"
         "captured steps use, and the next call would find it.\n"
         "Remove it between two calls (optimizer.state.clear() after the step has returned), or\n"
-        "before optimizer.step() of the same step, which makes it anew.",
+        "before optimizer.step() of the same step, which makes it again.",
         code="E804",
         details={"changed": [name]},
     )
@@ -85,16 +86,16 @@ def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedE
     if path is None:
         return error_at(
             where,
-            f"the step {deed}{at(where)}: capture alone would do\n"
-            "so, and what comes back would be frozen in the graph.\n"
-            "Do it between two calls, and pass what comes back as an argument.",
+            f"the step {deed}{at(where)}: this would happen at\n"
+            "capture only, and its result would be frozen in the graph.\n"
+            "Do it between two calls, and pass the result as an argument.",
             "E804",
         )
     return error_at(
         where,
-        f"the step looks at the file or folder {shown(path)}{at(where)}: what it finds would be\n"
-        "frozen in the graph, and what it writes be written by capture alone.\n"
-        "Look before the step, and pass what is found as an argument; write between two calls.",
+        f"the step accesses the file or folder {shown(path)}{at(where)}: what it finds would be\n"
+        "frozen in the graph, and what it writes would be written at capture only.\n"
+        "Read it before the step, and pass the content as an argument; write between two calls.",
         "E804",
         path=path,
     )
@@ -109,22 +110,37 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
     """
     return error_at(
         None,
-        f"the first step puts a number in {name!r}, under the key {shown(str(key))}, which is no\n"
-        "text. What the first step creates is found by its name on every rank.\n"
+        f"the first step puts a number in {name!r}, under the key {shown(str(key))}, which is\n"
+        "not a string. What the first step creates is found by its name on every rank.\n"
         "Put the number there before the first step (counts[4] = 0), or use str(key).",
         "E804",
         changed=[name],
     )
 
 
-def read_again(name: str, where: str | None) -> UnsupportedError:
-    """Return E804: a fresh object that a step leaves, and the next one reads."""
+def read_again(name: str, where: str | None, *, is_flag: bool = False) -> UnsupportedError:
+    """Return E804: a fresh object that a step leaves, and the next one reads.
+
+    Args:
+        name: Of the place.
+        where: "file.py:line" that leaves it; None if unknown.
+        is_flag: Whether a bool was there before.
+    """
+    if is_flag:
+        return error_at(
+            where,
+            f"the step sets the flag {name!r}{at(where)} where data decides, or keeps what the\n"
+            "step before left there. Numbers are followed so, flags are not.\n"
+            "Make it a number: self.stopped = 0 before the first step, self.stopped = 1 there.",
+            "E804",
+            changed=[name],
+        )
     return error_at(
         where,
-        f"the step puts a new object in {name!r}{at(where)} and goes by the one that the step\n"
-        "before left there. Followed from step to step are numbers and tensors in attributes,\n"
-        "items and variables of their own.\n"
-        "Change the object in place of replacing it: self.stats.loss = loss.item() with a float\n"
+        f"the step puts a new object in {name!r}{at(where)} and depends on the one that the\n"
+        "previous step left there. From step to step, only numbers and tensors in attributes,\n"
+        "items and variables of their own are followed.\n"
+        "Change the object instead of replacing it: self.stats.loss = loss.item() with a float\n"
         "there before the first step, self.stage += 1, self.hidden = h.detach().",
         "E804",
         changed=[name],
@@ -141,8 +157,8 @@ def unreached_write(shape: Sequence[int], where: str | None) -> UnsupportedError
     return error_at(
         where,
         f"the step writes to a tensor of shape {list(shape)}{at(where)} that it\n"
-        "reaches where capture can put no other (an attribute of a class, a set, a bound method\n"
-        "such as f = t.mul): the write would be lost.\n"
+        "reaches in a place where capture cannot replace it (an attribute of a class, a set,\n"
+        "a bound method such as f = t.mul): the write would be lost.\n"
         "Keep it in an attribute of an object, a list or a dictionary: state.total.add_(loss).",
         "E804",
     )
@@ -155,10 +171,11 @@ def context_variable(name: str) -> UnsupportedError:
         name: Of the variable.
     """
     return UnsupportedError(
-        f"the step sets the context variable {shown(name)} and leaves it so. Its value lies in\n"
-        "the thread that captures, and no other rank would get it.\n"
+        f"the step sets the context variable {shown(name)} and does not reset it. Its value is\n"
+        "in the thread that captures, and no other rank would get it.\n"
         "Keep the value in an attribute of an object that the step reaches (state.scale = 2.0 for\n"
-        "scale.set(2.0)): there it is followed. What the step sets for itself alone it puts back:\n"
+        "scale.set(2.0)): there it is followed. If only the step needs the value, reset it in "
+        "the step:\n"
         "token = scale.set(2.0), and scale.reset(token) in a `finally`.",
         code="E804",
         details={"changed": [name]},
@@ -175,7 +192,7 @@ def hashed_number(where: str | None) -> UnsupportedError:
         where,
         f"a number that changes from step to step becomes a key{at(where)}: of a dictionary,\n"
         "of a set, or of the cache of a function (functools.cache).\n"
-        "To look it up is followed: key in d, d[key], d.get(key). Else compute what depends on it\n"
+        "Lookups are followed: key in d, d[key], d.get(key). Otherwise compute what depends on it\n"
         "before the step, and pass it as an argument.",
         "E804",
     )
@@ -193,10 +210,10 @@ def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
     return error_at(
         where,
-        "the step runs once, and raises when capture runs it again from where it began.\n"
+        "the step runs once, but raises when capture runs it again from the same state.\n"
         f"{type(raised).__name__}{at(where)}: {said:.300}\n"
-        "Either later calls read what only the first one makes of its data: run one step of your\n"
-        "own before. Or it changes what cannot be put back, such as the groups of an optimizer:\n"
-        "do that between two calls, for instance optimizer.add_param_group(...).",
+        "Either later calls read what only the first one makes from its data: run one step of\n"
+        "your own first. Or the step changes what cannot be undone, such as the groups of an\n"
+        "optimizer: do that between two calls, for instance optimizer.add_param_group(...).",
         "E804",
     )

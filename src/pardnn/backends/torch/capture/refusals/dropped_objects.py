@@ -113,9 +113,9 @@ def dropped_object(kind: str, told: str) -> UnsupportedError:
     """
     return error_at(
         None,
-        f"the step drops an object of class {shown(kind)}, whose end would be told by {told}:\n"
-        "captured steps put in its place what the first one has left, and it lives on.\n"
-        "Drop it between two calls, before `parallelize`, or hold what the step asks in an\n"
+        f"the step drops an object of class {shown(kind)}, and {told} would notice its end:\n"
+        "captured steps keep the object that the first one left, so it lives on.\n"
+        "Drop it between two calls or before `parallelize`, or keep what the step checks in an\n"
         "attribute (state.is_there = False).",
         "E804",
     )
@@ -129,9 +129,9 @@ def weak_tensor(shape: tuple[int, ...]) -> UnsupportedError:
     """
     return error_at(
         None,
-        f"the step reaches a weak reference to a tensor of shape {list(shape)}, through which\n"
-        "capture cannot put another one in its place.\n"
-        "Refer to the module or object that holds it: owner = weakref.ref(module), and in the\n"
-        "step owner().weight.",
+        f"the step reaches a weak reference to a tensor of shape {list(shape)}, behind\n"
+        "which capture cannot replace the tensor.\n"
+        "Refer weakly to the module or object that holds it: owner = weakref.ref(module), and\n"
+        "in the step owner().weight.",
         "E804",
     )

@@ -12,9 +12,9 @@ from pardnn.errors import UnsupportedError
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
     """Return E806: a tensor that the first step creates, of what only that step knows."""
     return UnsupportedError(
-        f"{name!r} {reason}. The first step creates it, so no rank can.\n"
+        f"{name!r} {reason}. It is created by the first step, so ranks cannot create it.\n"
         "Run one step of your own before capturing, or create the tensor where the model and the\n"
-        "optimizer are made: from then on it is followed as any other.",
+        "optimizer are made: from then on it is followed like any other.",
         code="E806",
         details={"state": name},
     )
@@ -25,7 +25,7 @@ def first_step_differs(names: Sequence[str]) -> UnsupportedError:
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return UnsupportedError(
         f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
-        "with it than the later ones would from any first value.\n"
+        "with it than later steps would from any initial value.\n"
         "Run one step of your own before capturing, so that the number exists, or create it\n"
         "before the step.",
         code="E806",
@@ -39,11 +39,11 @@ def takes_another_way(where: str | None) -> UnsupportedError:
     Args:
         where: "file.py:line" of a call that it does not make; None without.
     """
-    which = f", which make a call{at(where)}\nthat it does not make" if where else ""
+    which = f", which make a call{at(where)}\nthat the first one does not make" if where else ""
     return error_at(
         where,
-        f"the first step does something else than the later ones{which}.\n"
-        "One graph stands for all of them. Run one step of your own before capturing.",
+        f"the first step does something different from later steps{which}.\n"
+        "One graph has to stand for all of them. Run one step of your own before capturing.",
         "E806",
     )
 
@@ -51,7 +51,7 @@ def takes_another_way(where: str | None) -> UnsupportedError:
 def leaves_once(name: str) -> UnsupportedError:
     """Return E806: what only the first step leaves in the state of an optimizer."""
     return UnsupportedError(
-        f"the first step alone leaves something in {name!r}, which ranks cannot make.\n"
+        f"only the first step leaves something in {name!r}, which ranks cannot make.\n"
         "Run one step of your own before capturing.",
         code="E806",
         details={"state": name},
@@ -61,8 +61,8 @@ def leaves_once(name: str) -> UnsupportedError:
 def kept_of_numbers(name: str) -> UnsupportedError:
     """Return E806: a tensor that the first step makes of numbers that change, and keeps."""
     return UnsupportedError(
-        f"the first step makes {name!r} of numbers that change from step to step, and keeps it:\n"
-        "made anew by a later step, as ranks would, it would be another one.\n"
+        f"the first step makes {name!r} from numbers that change from step to step, and keeps it:\n"
+        "ranks would make it again in each step, and get a different one.\n"
         "Run one step of your own before capturing, or make the tensor before the step.",
         code="E806",
         details={"state": name},
@@ -72,8 +72,8 @@ def kept_of_numbers(name: str) -> UnsupportedError:
 def kept_of_what_changed(name: str) -> UnsupportedError:
     """Return E806: a tensor that the first step makes and keeps, of what has changed since."""
     return UnsupportedError(
-        f"the first step makes {name!r} and keeps it, and what it makes it of has changed since:\n"
-        "eager steps may go on with the old one, but ranks make it in each step.\n"
+        f"the first step makes {name!r} and keeps it, but what it is made from has changed since:\n"
+        "eager steps may continue with the old one, while ranks make it again in each step.\n"
         "Run one step of your own before parallelizing, or make the tensor before the step.",
         code="E806",
         details={"state": name},
@@ -88,8 +88,8 @@ def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
     """
     name = _name_of(function)
     return UnsupportedError(
-        f"{name}() keeps a tensor in its cache, and what it makes it of changes: from then on the\n"
-        "tensor is another than the one that eager steps go on with.\n"
+        f"{name}() keeps a tensor in its cache, but what it is made from changes: from then on,\n"
+        "the tensor differs from the one that eager steps continue with.\n"
         f"Call {name}.cache_clear() where you change it, or pass what changes as an argument.",
         code="E804",
         details={"function": name},
@@ -105,7 +105,7 @@ def cached_and_written(function: Callable[..., Any]) -> UnsupportedError:
     name = _name_of(function)
     return UnsupportedError(
         f"{name}() keeps a tensor in its cache, and the step writes into it: eager steps find\n"
-        "what was written before, and each parallel step makes the tensor anew.\n"
+        "what was written before, while each parallel step makes the tensor again.\n"
         f"Write into a copy, {name}(...).clone(), or keep what changes in a module's buffer.",
         code="E804",
         details={"function": name},
@@ -124,8 +124,8 @@ def cache_counts(where: str) -> UnsupportedError:
     """
     return error_at(
         where,
-        f"the step calls cache_info(){at(where)}: what a cache counts while the\n"
-        "step is captured, no call goes on counting.\n"
+        f"the step calls cache_info(){at(where)}: the cache counts only while the\n"
+        "step is captured, not in later calls.\n"
         "Ask before the step, or count the calls in an attribute: such numbers are followed.",
         "E804",
     )

@@ -110,14 +110,17 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         where: "file.py:line" of the user's code; None if unknown.
     """
     advice = (
-        "Call it between two calls, with what the step returns. An object that was there before\n"
-        "may be told in the step: run = wandb.init() before it, and run.log(...) in it."
+        "Call it between two calls, with what the step returns. An object made before the step\n"
+        "may be used in it: run = wandb.init() before it, and run.log(...) in it."
     )
     if name == ".".join(_OF_TORCH):
-        advice = "Save between two calls: fast.save(path) writes all that training goes on from."
+        advice = (
+            "Save between two calls: fast.save(path) writes everything that training resumes from."
+        )
     return error_at(
         where,
-        f"the step calls {name}{at(where)}: capture alone would do so,\n"
-        f"and no later step.\n{advice}",
+        f"the step calls {name}{at(where)}: this would happen at capture only,\n"
+        "not in later steps.\n"
+        f"{advice}",
         "E804",
     )

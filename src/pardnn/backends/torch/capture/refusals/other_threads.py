@@ -1,7 +1,7 @@
 """Work that a step gives to other threads and processes: no trace sees it.
 
 Problem: a tracer sees the calls of its own thread. What a thread does to objects or files would be
-done once, at capture; what it computes lies outside of the graph; and what it raises is lost.
+done once, at capture; what it computes lies outside the graph; and what it raises is lost.
 
 Idea: a step that starts one is refused by its name, at once. A library may start one: it is the
 thread that meets a tensor of the trace that is refused then, once the step has run.
@@ -100,8 +100,8 @@ def work_in_thread(deed: str, where: str | None) -> UnsupportedError:
     """
     return error_at(
         where,
-        f"the step {deed}{at(where)}. A captured step is what its\n"
-        "own thread computes: what others do would be done once, at capture, or be lost.\n"
+        f"the step {deed}{at(where)}. Only what the step's own\n"
+        "thread computes is captured: what others do would happen once, at capture, or be lost.\n"
         "Compute it in the step itself (outs = [model(part) for part in parts]); start threads\n"
         "between two calls, with what the step has returned.",
     )

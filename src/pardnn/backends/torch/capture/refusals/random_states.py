@@ -115,11 +115,11 @@ def state_as_data(where: str | None) -> UnsupportedError:
     """
     return error_at(
         where,
-        f"the step reads the state of a random generator{at(where)}, which is\n"
-        "another one at each call: one graph must hold for all. To set it again is followed\n"
+        f"the step reads the state of a random generator{at(where)}, which\n"
+        "differs at each call: one graph must hold for all. Setting it again is followed\n"
         "(torch.set_rng_state).\n"
-        "Read it before the step, and pass what you make of it as an argument; for a number that\n"
-        "differs from call to call, draw one: torch.randint(2**31, ()).",
+        "Read it before the step, and pass what you compute from it as an argument; for a number\n"
+        "that differs from call to call, draw one: torch.randint(2**31, ()).",
         "E804",
     )
 
@@ -128,8 +128,8 @@ def left_reseeded() -> UnsupportedError:
     """Return E801: a step that leaves a generator elsewhere than its draws do."""
     return error_at(
         None,
-        "the step leaves the state of the random generator elsewhere than its draws do: it seeds\n"
+        "the step does not leave the random generator where its draws would: it seeds\n"
         "it (torch.manual_seed, torch.seed), sets its state, or draws and sets it back. Ranks\n"
-        "follow the draws alone, and the next step would draw other numbers.\n"
+        "follow only the draws, so the next step would draw other numbers.\n"
         "Seed between two calls of the step.",
     )

@@ -91,7 +91,7 @@ def tensor_question(name: str, where: str | None) -> UnsupportedError:
     return unsupported.error_at(
         where,
         f"the step asks for {name!r} of a tensor that it was given{unsupported.at(where)}:\n"
-        "what it is at one call, or at another, one graph cannot tell.\n"
+        "the answer may differ from call to call, and one graph must hold for all.\n"
         "Ask before the step, and pass the answer as an argument.",
         "E804",
     )
@@ -128,8 +128,8 @@ def check_told_apart(
         raise unsupported.error_at(
             where,
             f"{name!r} is the tensor that the step holds as {other!r}, and the step asks which\n"
-            f"object a tensor is{unsupported.at(where)}: a graph takes the tensors of\n"
-            "a batch by what is in them.\n"
+            f"object a tensor is{unsupported.at(where)}: a graph only knows the values\n"
+            "of a batch's tensors.\n"
             "Ask before the step, and pass the answer as an argument; or pass a clone.",
             "E804",
         )

@@ -51,9 +51,9 @@ def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> Unsupp
     """
     return error_at(
         where,
-        f"the step runs code by a condition on data{at(where)}, and that code\n"
-        f"{what}. One graph must hold for every step: such code is always\n"
-        "run, and what it writes in place into tensors is undone where the condition says no.\n"
+        f"the step runs code under a condition on data{at(where)}, and that code\n"
+        f"{what}. One graph must hold for every step: such code always\n"
+        "runs, and what it writes in place into tensors is undone where the condition is false.\n"
         f"{rewrite}",
         "E802",
     )
@@ -70,7 +70,7 @@ def left_by_a_check(where: str | None, what: str) -> UnsupportedError:
         where,
         f"where a check on data fails{at(where)}, the step changes {what}\n"
         "before it raises. Each rank learns after the step that it failed, and then prints, logs\n"
-        "and raises as the step does; what else the step does there would be lost.\n"
+        "and raises as the step does; anything else it does there would be lost.\n"
         "Do it where the exception is caught, around the call of the step:\n"
         "except ValueError: trainer.failures += 1.",
         "E802",
@@ -92,11 +92,11 @@ def flag_of_a_number(where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step compares a number that changes from step to step{at(where)} and passes the\n"
-        "outcome where torch takes True or False alone, as in requires_grad_(n > 2),\n"
+        "outcome where torch takes only True or False, as in requires_grad_(n > 2),\n"
         "autocast(enabled=n > 2) and inference_mode(n > 2).\n"
-        "Write bool(n > 2): the step is captured once for each of the two. That does not hold for\n"
-        "numbers that tensors give (loss.item()), which only a run knows: decide by those before\n"
-        "the step, by what the last one has returned, and pass the flag as an argument.\n"
+        "Write bool(n > 2): the step is captured once for each of the two. This does not work for\n"
+        "numbers from tensors (loss.item()), which are known only in a run: decide on those\n"
+        "before the step, from what the last one returned, and pass the flag as an argument.\n"
         "A model's mode is set before the step: model.train(n > 2) between two calls of it.",
         "E802",
     )
@@ -131,8 +131,8 @@ def packed_lengths(where: str | None) -> UnsupportedError:
         f"the step packs sequences by lengths that are data{at(where)}: they decide the size of\n"
         "the packed tensor, and memory is planned before the step.\n"
         "Lengths that are Python numbers are followed: pass lengths.tolist(), made before the\n"
-        "step, where they are the same in every step. Else run a layer of one direction on the\n"
-        "padded sequences and mask what lies behind the ends: out = rnn(x)[0]; out * mask, where\n"
+        "step, if they are the same in every step. Otherwise run a layer of one direction on the\n"
+        "padded sequences and mask what is beyond the ends: out = rnn(x)[0]; out * mask, where\n"
         "mask = torch.arange(len(x))[:, None, None] < lengths[:, None], time first. The last\n"
         "state of each sequence is out[lengths - 1, torch.arange(len(lengths))].",
         "E803",
@@ -143,7 +143,7 @@ def untraceable(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an op cannot be recorded as a call."""
     return error_at(
         where,
-        f"op {op} cannot be captured{at(where)}: it is no call on tensors of known shape.\n"
+        f"op {op} cannot be captured{at(where)}: it is not a call on tensors of known shape.\n"
         "A user-defined op needs a fake implementation: torch.library.register_fake.",
     )
 
@@ -163,9 +163,9 @@ def unknown_workspace(op: str, where: str | None) -> UnsupportedError:
 def scripted(name: str) -> UnsupportedError:
     """Return E801: a module that TorchScript has compiled."""
     return UnsupportedError(
-        f"{name!r} is made by torch.jit.script or torch.jit.trace: its parameters live outside of\n"
-        "Python, where no placeholder can take their place.\n"
-        "Pass the module that it was made of; torch.compile(module) is accepted, too.",
+        f"{name!r} is made by torch.jit.script or torch.jit.trace: its parameters live outside\n"
+        "Python, where no placeholder can replace them.\n"
+        "Pass the module that it was made from; torch.compile(module) is accepted, too.",
         details={"module": name},
     )
 
@@ -173,8 +173,8 @@ def scripted(name: str) -> UnsupportedError:
 def held_node(name: str) -> UnsupportedError:
     """Return E801: the node that adds up a gradient, whose hooks nothing lists."""
     return UnsupportedError(
-        f"something holds the node that adds up the gradient of {name!r}, for a hook on it, as\n"
-        "register_multi_grad_hook does: what cannot be seen would be left out.\n"
+        f"something holds the node that accumulates the gradient of {name!r}, for a hook, as\n"
+        "register_multi_grad_hook does: capture cannot see the hook and would leave it out.\n"
         "Use tensor.register_hook or tensor.register_post_accumulate_grad_hook; within the step,\n"
         "register_multi_grad_hook is followed.",
         details={"tensor": name},
@@ -208,8 +208,8 @@ def higher_order(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an operator on functions, of which only a run knows what it calls."""
     return error_at(
         where,
-        f"torch's operator {op!r} on functions cannot be captured{at(where)}: only a run knows\n"
-        "which function it calls, or how often.\n"
+        f"torch's operator {op!r} on functions cannot be captured{at(where)}: only in a run is it\n"
+        "known which function it calls, or how often.\n"
         "torch.cond(p, f, g, (x,)) on a tensor p becomes torch.where(p, f(x), g(x)): both sides\n"
         "are computed, so they must be finite where they are not taken. On a Python bool it is\n"
         "captured. A loop runs a fixed number of times, each under torch.where.",
@@ -220,7 +220,7 @@ def unlike_ways(where: str | None) -> UnsupportedError:
     """Return E801: two functions of which one graph cannot run both and choose."""
     return error_at(
         where,
-        f"both functions of torch.cond run{at(where)}, and only a run knows which one counts:\n"
+        f"both functions of torch.cond run{at(where)}, and only a run tells which one counts:\n"
         "neither may draw or write in place, and their results have one shape, type and device.\n"
         "Draw and write before it, or select from what is finite: torch.where(p, f(x), g(x)).",
     )
@@ -250,8 +250,8 @@ def reseeded(where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step sets the state of the random generator and then draws from it{at(where)},\n"
-        "so the graph cannot tell which numbers come out: only the very calls that drew from\n"
-        "that state before may come after it, as torch.utils.checkpoint has it.\n"
+        "so the graph cannot tell which numbers come out: only the same calls that drew from\n"
+        "that state before may follow it, as in torch.utils.checkpoint.\n"
         "Seed before the step, or draw before it and pass the numbers as tensors.",
     )
 
@@ -261,17 +261,18 @@ def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step uses a tensor of shape {list(shape)}{at(where)}, which it\n"
-        "keeps from an earlier step in a place that capture does not reach, or which is made past\n"
-        "torch's ops. Keep it in a module's buffer or attribute, or pass it as an argument.",
+        "keeps from an earlier step in a place that capture does not reach, or which was made\n"
+        "without torch's ops. Keep it in a module's buffer or attribute, or pass it as an "
+        "argument.",
     )
 
 
 def unreachable_parameter(shape: Sequence[int], where: str | None) -> UnsupportedError:
-    """Return E801: a trainable tensor outside of the step's object graph."""
+    """Return E801: a trainable tensor outside the step's object graph."""
     return error_at(
         where,
         f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
-        f"optimizer it can be seen to reach{at(where)}. Pass its model as an argument.",
+        f"optimizer reachable from the step{at(where)}. Pass its model as an argument.",
     )
 
 
@@ -295,8 +296,8 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     """
     return error_at(
         where,
-        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
-        f"parameter or buffer{at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"
+        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is not an\n"
+        f"argument, parameter or buffer{at(where)}. Up to 1 MiB may be a constant of the graph.\n"
         "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
     )
 
@@ -316,11 +317,11 @@ def text_of_a_number(where: str | None) -> UnsupportedError:
     """Return E802: a text made of a number that changes, and not printed or logged."""
     return error_at(
         where,
-        f"the step makes a text of a number that differs from step to step{at(where)}, and does\n"
-        "something else with it than to print, log or collect it, or to write it to a file that\n"
-        "was open before the step; a layout by its length or letters (ljust, replace) is one:\n"
-        'f"{x:<10.3f}" has a width.\n'
-        "Return the number from the step, and make the text of it there.",
+        f"the step makes a string of a number that differs from step to step{at(where)}, and does\n"
+        "more with it than print, log or collect it, or write it to a file that was open before\n"
+        "the step. String methods that depend on its length or letters (ljust, replace) count as\n"
+        'more: give a width instead, f"{x:<10.3f}".\n'
+        "Return the number from the step, and make the string there.",
         "E802",
     )
 
@@ -358,10 +359,10 @@ def host_randomness(library: str) -> UnsupportedError:
 def drawn_from(name: str, kind: str) -> UnsupportedError:
     """Return E804: the step takes from an iterator or a generator of numbers of its own."""
     return UnsupportedError(
-        f"the step takes from {name!r}, a {kind} that goes on from step to step: what it gave\n"
+        f"the step takes from {name!r}, a {kind} that advances from step to step: what it gave\n"
         "would be frozen in the graph.\n"
-        "Take from it before the step, and pass what it gives as an argument: "
-        "step(..., next(iterator)).",
+        "Take from it before the step, and pass what it gives as an argument: step(..., "
+        "next(iterator)).",
         code="E804",
         details={"name": name},
     )
@@ -372,7 +373,7 @@ def changing_step(what: str, where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step is not the same twice: {what}{at(where)}. A number or tensor that\n"
-        "Python makes anew in each step (a clock, an iterator) would be frozen in the graph.\n"
+        "Python makes again in each step (a clock, an iterator) would be frozen in the graph.\n"
         "Pass it to the step as an argument; fast.step_s has the seconds of each step.",
         "E804",
         differs=what,
@@ -393,8 +394,7 @@ def no_loss(returned: str) -> UnsupportedError:
 def replaced_tensor(name: str, reason: str) -> UnsupportedError:
     """Return E807: a tensor attribute that cannot be followed from step to step."""
     return UnsupportedError(
-        f"the step puts another tensor in the place of {name!r}, {reason}.\n"
-        "Change it in place instead: tensor.copy_(new).",
+        f"the step replaces {name!r} {reason}.\nChange it in place instead: tensor.copy_(new).",
         code="E807",
         details={"tensor": name},
     )

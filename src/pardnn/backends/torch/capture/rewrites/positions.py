@@ -5,7 +5,7 @@ pointer. Its size does not, where both of its bounds are the same number plus co
 
 Idea: such a write is `index_copy_` at `i + arange(n)`, such a read `index_select`: calls of known
 shapes, of the same bits. A slice that Python would clip, or count from the end, is an error of the
-run then. A read is a copy in the place of a view: it is refused where one of both is written while
+run then. A read is a copy in place of a view: it is refused where one of both is written while
 the other is still used, except that `x[i] += y` writes its copy back.
 
 Deviation: numbers that the program counts itself are guarded, so the step is captured for each.

@@ -1,9 +1,9 @@
 """Tables: lists and tuples of plain numbers that a count leads into, `schedule[it]`.
 
 Problem: an index is taken in C, which needs the number itself. The count was guarded whole, and a
-step that takes its rate from a list was captured anew at every call.
+step that takes its rate from a list was captured again at every call.
 
-Idea: where a count is asked for an index, the step is traced once more with a table in the place of
+Idea: where a count is asked for an index, the step is traced once more with a table in place of
 each list and tuple of numbers. It records an index by a symbol as a host scalar, a lookup among its
 numbers, which stand in the graph. Those that no symbol has led into are put back. What a
 list holds is guarded as ever; that the index is within it is a condition, so that a call beyond its
@@ -84,7 +84,7 @@ def _is_table(value: Any) -> bool:
 
 @contextlib.contextmanager
 def tables_inserted(objects: ObjectGraph, chosen: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put tables in the place of lists and tuples, for as long as the context is open.
+    """Put tables in place of lists and tuples, for as long as the context is open.
 
     Args:
         objects: The object graph of the step.

@@ -1,4 +1,4 @@
-"""Guards on what others put in the place of a library's functions: `F.relu = torch.tanh`.
+"""Guards on what others put in place of a library's functions: `F.relu = torch.tanh`.
 
 What a library's own code does is taken for granted, but not that nobody replaces a function in its
 module, or a method in its class: those that the user's code names, and those that code which the

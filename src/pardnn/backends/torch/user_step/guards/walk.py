@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import gc
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
-from pardnn.backends.torch.user_step.guards.batch import is_users_object
+from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
     ContentGuards,
@@ -48,7 +47,7 @@ from pardnn.backends.torch.user_step.references import (
     is_reference,
     referred,
 )
-from pardnn.backends.torch.user_step.slots import behind_view, dotted, slots_of_class
+from pardnn.backends.torch.user_step.slots import VIEWS, behind_view, dotted, slots_of_class
 from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, UsedNames, imported_modules
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -62,8 +61,6 @@ _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
-#: Their items lie in what an attribute holds.
-_HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 #: Code that names one of them may ask a tensor for an attribute that it has not.
 _ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -172,7 +169,7 @@ class GuardWalk:
             if is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
-        elif isinstance(value, _HOLDERS):
+        elif isinstance(value, HOLDERS):
             yield from self._container(path, vars(value), any_key)
         elif (parts := _parts(path, value)) is not None:
             yield from parts
@@ -315,8 +312,8 @@ class GuardWalk:
 
 def _parts(path: str, value: Any) -> Sequence[tuple[str, Any]] | None:
     """Return what a view, a method or a partial call is made of; None of other values."""
-    if isinstance(value, types.MappingProxyType):
-        return [(path, gc.get_referents(value)[0])]
+    if isinstance(value, VIEWS):
+        return [(path, behind_view(value))]
     if isinstance(value, types.MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, functools.partial | functools.partialmethod):
