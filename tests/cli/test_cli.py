@@ -209,6 +209,7 @@ def test_failures(
     [
         (["{g}", "--algorithm", "pardn"], "Did you mean 'pardnn'"),
         (["{g}", "--algorithm", "ParDNN"], "Did you mean 'pardnn'"),
+        (["{g}", "--algorithm", "tofu*heft2"], r"no algorithm 'tofu\*heft2'"),
         (["{g}", "--algoritm", "auto"], "--algorithm"),
         (["{m}"], "FILE.py:FUNCTION.*\n.*Functions of this file: training"),
         (["{m}:"], "Functions of this file: training"),

@@ -13,7 +13,7 @@ from pardnn.explain.moved import judged, moved
 from pardnn.explain.subjects import subject_of
 from pardnn.explain.submeshes import mixed_of, on_submesh, together
 from pardnn.graph.build import build_graph
-from pardnn.plan.recompute import SecondCall
+from pardnn.plan.rewritten.recompute import SecondCall
 from testbed import hand_graphs
 from tests.explain.edited import plan_of
 from tests.strategies import examples, graphs

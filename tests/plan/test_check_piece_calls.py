@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.check_piece_calls import Share, call_problem
+from pardnn.plan.rewritten.check_piece_calls import Share, call_problem
 
 
 def problem_of(stated: Any, named: Any, outputs: tuple[str, ...] = ("y", "z")) -> str | None:

@@ -10,9 +10,9 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
 from pardnn.plan.pieces import ADD, Pieces
+from pardnn.plan.rewritten.check_pieces import pieces_problems
 
 POINTS = (0, 2, 3, 5)
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -9,9 +9,9 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.partitioned_graph import REDUCE, SLICE
 from pardnn.plan.pieces import ADD, Pieces
+from pardnn.plan.rewritten.check_pieces import pieces_problems
 
 POINTS = (0, 1, 3, 6)
 MM, INTO = "aten.mm.default", "aten.addmm_.default"

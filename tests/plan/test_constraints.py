@@ -27,7 +27,7 @@ from pardnn.plan.demands.named import Names
 from pardnn.plan.mesh import make_mesh, meets
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
-from pardnn.plan.recompute import SecondCall, graph_with_calls
+from pardnn.plan.rewritten.recompute import SecondCall, graph_with_calls
 
 GRAPH = build_graph("three", [
     Op(name=name, kind="aten.neg.default" if reads else "input", inputs=reads,

@@ -33,7 +33,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Message, Plan, Predicted, Tried, plan_arrays, plan_from_arrays
-from pardnn.plan.recompute import SecondCall
+from pardnn.plan.rewritten.recompute import SecondCall
 from tests.place.machines import random_place
 from tests.plan.changed_plans import moved, with_message
 from tests.reference.plan import naive_curves, naive_keeps_order, serial_plan

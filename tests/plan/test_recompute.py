@@ -11,12 +11,12 @@ from pardnn.errors import InvalidPlanError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import check_plan, plan_problems
-from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import FETCH, JOIN
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
-from pardnn.plan.recompute import SecondCall, graph_with_calls
+from pardnn.plan.rewritten.check_recompute import recompute_problems
+from pardnn.plan.rewritten.recompute import SecondCall, graph_with_calls
 
 
 def op(name: str, *inputs: str, size: int = 8, kind: str = "aten.mm.default", **kw: Any) -> Op:

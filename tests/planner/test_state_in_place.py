@@ -27,6 +27,7 @@ from pardnn.plan.state_in_place import (
 )
 from pardnn.plan.state_layout import STATE_KINDS, Shard, state_layout
 from pardnn.planner.algorithms import ALGORITHMS, SOLVER_BASED
+from pardnn.planner.kept_state import check_state
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -209,6 +210,14 @@ def test_devices_that_others_fill(size: int) -> None:
         return
     with pytest.raises(InfeasibleError, match="of other steps: device 0: 0 \\+ 100"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
+
+
+def test_state_that_does_not_fit_beside_that_of_others_is_refused_before_any_search() -> None:
+    graph = build_graph("g", [parameter("w", size=60), read("a", "w")])
+    state = dataclasses.replace(state_on(graph, {"w": 0}, 2), other_bytes=(50, 0))
+    check_state(graph, Cluster.uniform(2, memory=110), 0.0, state)
+    with pytest.raises(InfeasibleError, match=r"device 0 holds 60 bytes .* and 50 bytes that"):
+        check_state(graph, Cluster.uniform(2, memory=109), 0.0, state)
 
 
 def test_a_plan_that_moves_state_is_not_valid() -> None:

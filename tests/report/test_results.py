@@ -9,10 +9,9 @@ from rich.console import Console
 
 from pardnn.report.explained import LayerRow, LayersExplained
 from pardnn.report.explained_text import explained_text
-from pardnn.report.export.code_text import code_text
 from pardnn.report.export.result import CodeResult
 from pardnn.report.results import RunResult, StateDifference, result_to_dict
-from pardnn.report.text import result_text, table
+from pardnn.report.text import code_text, result_text, table
 
 
 def test_losses_that_are_no_numbers_are_null() -> None:

@@ -128,8 +128,8 @@ def code(
     """Print what a rank runs as Python. Your lines are comments; --run trains with it."""
     from pardnn.api.code import code as code_of
     from pardnn.api.code import edited_code, run_code, write_code
-    from pardnn.report.export.code_text import code_text
     from pardnn.report.export.result import CodeResult
+    from pardnn.report.text import code_text
 
     _check_code(context, rank, output, target, edited)
     found = code_of(*opt.read_both(graph_file, plan_file), rank)

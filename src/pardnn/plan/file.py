@@ -25,7 +25,7 @@ from pardnn.plan.constraints import constraint_to_dict
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import whole_name
 from pardnn.plan.plan import Message, Plan, Tried
-from pardnn.plan.recompute import SecondCall
+from pardnn.plan.rewritten.recompute import SecondCall
 
 
 def _message_to_dict(message: Message) -> dict[str, Any]:

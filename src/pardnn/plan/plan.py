@@ -25,8 +25,8 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import Constraint
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
-from pardnn.plan.recompute import SecondCall, graph_with_calls
 from pardnn.plan.rewritten.offload import graph_with_host
+from pardnn.plan.rewritten.recompute import SecondCall, graph_with_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ class Plan:
         offload: Optimizer states that live on the host (`plan.rewritten`), in the graph's order;
             placement, order and messages then are of the graph with their copies. None if all
             live on devices.
-        recompute: Ops that are called once more (`plan.recompute`); placement, order and messages
-            then are of the graph with these calls. None if every op runs once.
+        recompute: Ops that are called once more (`plan.rewritten.recompute`); placement, order and
+            messages then are of the graph with these calls. None if every op runs once.
         constraints: The constraints it has to meet, which the checker proves; None if none.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The algorithm that won.

@@ -28,8 +28,8 @@ from pardnn.plan.plan import (
     plan_arrays,
     plan_from_arrays,
 )
-from pardnn.plan.recompute import first_call, graph_with_calls
 from pardnn.plan.rewritten.offload import graph_with_host
+from pardnn.plan.rewritten.recompute import first_call, graph_with_calls
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.outcome import Decide, Outcome, score

@@ -244,6 +244,11 @@ def _whole_state(graph: Graph, plan: Plan) -> list[str]:
     return [line]
 
 
+def code_text(result: CodeResult) -> RenderableType:
+    """Return the losses of code that ran, and how they compare with those of one device."""
+    return Group(losses_table(result), *verdict(result))
+
+
 def memory_table(kinds: Sequence[results.MemoryByKind], names: Sequence[str]) -> RenderableType:
     """Return what each device holds at its own peak, by kind."""
     columns = [field.name for field in dataclasses.fields(results.MemoryByKind)]

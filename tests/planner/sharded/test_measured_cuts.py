@@ -10,6 +10,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import complete
 from pardnn.planner.sharded import decide as cuts
 from pardnn.planner.sharded.complete import ShardedPlan
 from tests.planner.test_sharded import chain
@@ -67,6 +68,18 @@ def test_one_that_is_estimated_far_above_the_best_is_not(measuring: list[float])
     for cut in (low, low._replace(estimated_s=None)):
         with pytest.raises(cuts.InfeasibleError, match="computes for|it takes an estimated"):
             decide(asked, "equal-chop", best=first._replace(sharded=cut))
+
+
+def test_what_is_measured_keeps_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = chain(4096, 512), Cluster.uniform(2)
+    asked = Problem(graph, cluster, costs_for(graph, cluster, "k80"), PlanOptions())
+    estimate = decide(asked, "tofu").sharded
+    assert estimate is not None
+    twice = {kind: 2 * each for kind, each in estimate.costs.seconds.items()}
+    costs = dataclasses.replace(estimate.costs, seconds=twice)
+    monkeypatch.setattr(complete, "partitioned_costs", lambda *_: costs)
+    found = complete.measured(asked, estimate)
+    assert found.estimated_s == estimate.makespan_s < found.makespan_s
 
 
 @pytest.mark.parametrize("is_known", [False, True])

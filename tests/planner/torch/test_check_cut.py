@@ -26,7 +26,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_dict
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, Predicted, plan_arrays, planned_graph
-from pardnn.plan.recompute import SecondCall, graph_with_calls
+from pardnn.plan.rewritten.recompute import SecondCall, graph_with_calls
 from pardnn.shard.microbatch.rewrite import cut_batch
 from tests.backends.torch import models
 

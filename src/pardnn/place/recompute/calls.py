@@ -9,7 +9,7 @@ from numpy import ndarray
 from pardnn.graph.ir import Graph
 from pardnn.place.recompute.problem import WITH, Nodes
 from pardnn.place.recompute.retention import Schedule
-from pardnn.plan.recompute import SecondCall, call_of
+from pardnn.plan.rewritten.recompute import SecondCall, call_of
 
 
 def second_calls(

@@ -25,7 +25,7 @@ from pardnn.place.recompute.retention import cost_of, empty_schedule
 from pardnn.place.recompute.search import WORK, retention
 from pardnn.plan.lower import event_times
 from pardnn.plan.plan import Plan, plan_arrays
-from pardnn.plan.recompute import SecondCall, topological_positions
+from pardnn.plan.rewritten.recompute import SecondCall, topological_positions
 
 
 def recomputed_plan(

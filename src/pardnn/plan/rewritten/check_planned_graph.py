@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.plan.check_pieces import pieces_problems
-from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.cut.check_partitioned_graph import partition_problems
 from pardnn.plan.plan import Plan, called_once, graph_in_pieces, on_devices, planned_graph
 from pardnn.plan.rewritten.check_offload import offload_problems
+from pardnn.plan.rewritten.check_pieces import pieces_problems
+from pardnn.plan.rewritten.check_recompute import recompute_problems
 
 
 def planned_graph_problems(graph: Graph, plan: Plan, most: int) -> list[str]:

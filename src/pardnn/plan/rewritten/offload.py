@@ -16,7 +16,7 @@ from typing import Any
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import FROM_HOST, TO_HOST, Graph, Op, Tensor, storage_owners, writes
-from pardnn.plan.recompute import rewired
+from pardnn.plan.rewritten.recompute import rewired
 
 
 def may_offload(graph: Graph) -> list[Op]:

@@ -70,6 +70,7 @@ def reads(m: Any, keys: torch.Tensor) -> torch.Tensor:
     part, column = m.queue[:, i : i + 7], m.queue[..., i]
     assert (part.stride(), column.stride()) == ((12, 1), (12,))
     some = part.mean() + column.sum() + m.queue.narrow(1, i, 3).std()
+    some = some + m.queue[:, i : 3 + i].sum()
     row = m.queue[at].clone() + m.queue[at.item() - 4].sum()
     m.queue[at] = row * 0.5
     return some + keys[:, i].sum() + row.sum()

@@ -20,7 +20,7 @@ from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
-from pardnn.plan.recompute import SecondCall, graph_with_calls
+from pardnn.plan.rewritten.recompute import SecondCall, graph_with_calls
 from pardnn.planner.costs import costs_for
 from tests.backends.torch import models
 from tests.backends.torch.executors import assert_equal, captured, perceptron

@@ -12,9 +12,9 @@ from pardnn.backends.torch.ops.codec import bind
 from pardnn.errors import PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, Graph
-from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.pieces import ADD, Pieces, piece_of
+from pardnn.plan.rewritten.check_pieces import pieces_problems
 from pardnn.shard.microbatch.analysis import analyse_batch, most_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.shard.recipes.data_parallel import data_parallel

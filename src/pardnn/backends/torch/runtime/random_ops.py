@@ -31,7 +31,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partitioned_graph import DRAW
-from pardnn.plan.recompute import first_call
+from pardnn.plan.rewritten.recompute import first_call
 
 
 def random_ops(graph: Graph) -> list[Op]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pardnn.errors import shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, storage_owners, writes
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE, filled_later
-from pardnn.plan.recompute import SecondCall, topological_positions
 from pardnn.plan.rewritten.original_names import with_original_names
+from pardnn.plan.rewritten.recompute import SecondCall, topological_positions
 
 #: Ops of ours that may run again; the others write, receive in place, or draw for all devices.
 _PURE = (FETCH, REDUCE, SLICE)

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.plan.check_piece_calls import Share, call_problem
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
 from pardnn.plan.pieces import ADD, INTO, Pieces, piece_of
+from pardnn.plan.rewritten.check_piece_calls import Share, call_problem
 
 
 class _Meaning(NamedTuple):
