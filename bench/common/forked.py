@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardnn.backends.torch.comm.world import World, join
+from pardnn.backends.torch.comm.joining import join
+from pardnn.backends.torch.comm.world import World
 
 
 def forked(size: int, body: Callable[[int, str], Any], limit_s: float = 600.0) -> list[Any]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bench.common.forked import forked, process_group
-from pardnn.backends.torch.comm.world import join
+from pardnn.backends.torch.comm.joining import join
 from pardnn.backends.torch.profile.op_times import profile_graph
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program

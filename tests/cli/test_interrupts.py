@@ -126,7 +126,6 @@ def test_an_interrupt_with_json_prints_one_object(
                 raise ImportError("numpy could not be loaded") from None
             raise
 
-    monkeypatch.setattr("pardnn.cli.plan_commands.read_graph", interrupted, raising=False)
     monkeypatch.setattr(command_line, "app", interrupted)
     status, found = run_json("plan", tiny / "graph.json")
     assert status == 130

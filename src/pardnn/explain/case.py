@@ -123,7 +123,7 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """Constraints on the placement, as numbers of `planned`."""
+        """What was demanded of the placement, by numbers of `planned`."""
         demanded, partition = placing(self.plan.constraints or ()), self.plan.partition
         k, width = self.plan.num_devices, 1 if partition is None else partition.mesh.size
         return named(demanded, self.graph, self.planned, self.cluster, k, width)
@@ -161,13 +161,13 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
     """Check a plan and simulate it.
 
     Args:
-        graph: The graph that it is for.
+        graph: The graph that the plan is for.
         plan: The plan.
         costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
-        InvalidPlanError: E410, if it is not valid.
+        InvalidPlanError: E410, if the plan is not valid.
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)

@@ -26,7 +26,8 @@ import torch._dynamo
 import torch.distributed as dist
 
 import pardnn
-from pardnn.backends.torch.comm.world import World, join
+from pardnn.backends.torch.comm.joining import join
+from pardnn.backends.torch.comm.world import World
 from pardnn.errors import PardnnError
 from pardnn.planner.warm_up import warm_up
 from testbed.small_graphs import small_case

@@ -302,6 +302,9 @@ def test_constraints_that_no_submesh_meets_are_told() -> None:
             steered(*odd, other)
         assert caught.value.code == "E303"
         assert "model.1" not in caught.value.message
+    with pytest.raises(InfeasibleError, match="devices of a submesh, such as 2, 3:"):
+        steered(pardnn.pin("layer:model.0", "gpu:3"))
+    assert devices(steered(pardnn.pin("layer:model.0", 2, 3)), "model.0") == {2, 3}
 
 
 def test_pieces_are_a_constraint_of_mixed_plans_or_a_preference() -> None:

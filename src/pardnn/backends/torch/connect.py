@@ -11,7 +11,7 @@ import os
 
 import torch.distributed as dist
 
-from pardnn.backends.torch.comm.world import rank_device
+from pardnn.backends.torch.comm.joining import rank_device
 from pardnn.backends.torch.devices import this_device
 
 #: What tools read to find that they are one of several ranks.

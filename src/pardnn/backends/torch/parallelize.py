@@ -14,9 +14,9 @@ from pardnn.backends.torch.checkpoint.checkpointed import Checkpointed
 from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.checkpoint.unread import UnreadState
+from pardnn.backends.torch.comm.joining import join, rank_device
 from pardnn.backends.torch.comm.pending_loss import settle_loss
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
-from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_for, recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.ops.host_allocator import grow_heap, pin_allocator

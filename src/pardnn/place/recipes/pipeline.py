@@ -136,10 +136,10 @@ def place_pipeline(
         return Decision(best)
     if longest > 0:
         raise InfeasibleError(f"no order of the stages of {name} takes less than {longest:.4g} s")
+    pieces = f"{step.pieces} piece{'s' if step.pieces > 1 else ''}"
     raise InfeasibleError(
-        f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
-        "than allowed.\n"
-        "Use more microbatches, or auto, which looks for other orders."
+        f"{name} in {pieces} does not fit: a device would hold {missing} bytes more than allowed.\n"
+        "Use more microbatches, if there are more samples, or auto, which looks for other orders."
     )
 
 

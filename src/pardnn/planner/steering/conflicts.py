@@ -12,6 +12,7 @@ from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
 from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.demands.named import named
 from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best
@@ -20,6 +21,7 @@ from pardnn.planner.sharded.decide import can_shard, decide_sharded
 from pardnn.planner.steering.constrained import at_odds, constrained, refused
 from pardnn.planner.submesh.decide import decide_mixed, demanded_parts
 from pardnn.planner.submesh.demanded import may_hold
+from pardnn.planner.submesh.submeshes import submesh_sizes
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.problem import make_problem
@@ -40,8 +42,10 @@ def steered(problem: Problem) -> Problem:
     demanded, options = hard(problem.options.constraints), problem.options
     odds = next(_at_odds(problem, demanded), ())
     if odds:
-        where = " inside submeshes" if mixed_parts(options.algorithm) else ""
-        raise refused(odds, f"cannot hold together{where}")
+        is_mixed = mixed_parts(options.algorithm) is not None
+        where = " inside submeshes" if is_mixed else ""
+        more = _whole_submesh(problem, odds) if is_mixed else ""
+        raise refused(odds, f"cannot hold together{where}", more)
     pieces = [each for each in demanded if each.kind == "pieces"]
     wanted = options.microbatches
     if not pieces:
@@ -53,6 +57,18 @@ def steered(problem: Problem) -> Problem:
             code="E246",
         )
     return problem.with_options(microbatches=count)
+
+
+def _whole_submesh(problem: Problem, odds: Sequence[Constraint]) -> str:
+    """Say what a pin would have to name, if it alone cannot hold."""
+    if len(odds) > 1 or odds[0].kind != "pin":
+        return ""
+    graph, cluster = problem.graph, problem.cluster
+    size = submesh_sizes(cluster)[0]
+    pinned = named(odds, graph, graph, cluster, cluster.num_devices)[0].devices
+    first = min(pinned) // size * size
+    devices = ", ".join(map(str, range(first, first + size)))
+    return f"\nA pin names all devices of a submesh, such as {devices}: an op runs on all of them."
 
 
 def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple[Constraint, ...]]:

@@ -194,3 +194,18 @@ def twice() -> models.Entry:
 
 def test_state_that_each_step_makes_anew_needs_no_first_value() -> None:
     assert_equal(twice)
+
+
+def test_a_number_is_read_off_what_has_one_element() -> None:
+    """As madgrad reads its count; `tolist` of it is a list."""
+
+    def make() -> models.Entry:
+        def loss_of(model, x):
+            count = torch.zeros(1) + 2
+            scale = (torch.ones(1, 1) * 3).item()
+            return model(x).square().mean() * float(count) * scale * (2 if count > 1 else 1)
+
+        torch.manual_seed(0)
+        return trained(nn.Linear(6, 4), loss_of, torch.randn(4, 6))
+
+    assert_equal(make)

@@ -30,7 +30,7 @@ def test_int_arguments_that_feed_arithmetic_are_read_at_every_step() -> None:
 
         def step(model, optimizer, x, y, it, total):
             optimizer.zero_grad()
-            rate = 0.1 * 0.5 * (1 + math.cos(math.pi * it / total))
+            rate = 0.1 * 0.5 * (1 + math.cos(math.pi * it / total)) * (1 - math.pow(0.5, it + 1))
             for group in optimizer.param_groups:
                 group["lr"] = rate
             loss = F.mse_loss(model(x), y) * (it + 1) + 0.5**it

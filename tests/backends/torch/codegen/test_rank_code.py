@@ -240,6 +240,19 @@ def test_a_lookup_reads_as_an_index() -> None:
     assert " = [0.5, -2][it]" in plan_code(graph, random_plan(graph, 1))[0]
 
 
+@pytest.mark.parametrize(("function", "text"), [
+    ("math_pow", "math.pow(it, 2)"),
+    ("numpy_cos", "float(numpy.cos(it))"),
+])  # fmt: skip
+def test_functions_of_modules_read_as_code_writes_them(function: str, text: str) -> None:
+    args = [ref("it"), 2] if function == "math_pow" else [ref("it")]
+    found = op("y", f"scalar.{function}", *args)
+    graph = build_graph("g", [Op(name="it", kind="input", outputs=(float_tensor("it"),)), found])
+    code = plan_code(graph, random_plan(graph, 1))[0]
+    assert f" = {text}\n" in code
+    assert f"import {text.removeprefix('float(').partition('.')[0]}\n" in code
+
+
 @pytest.mark.parametrize("fault", [
     op("y", "scalar.add", [0.5, 1.0], 1),
     op("y", "aten.relu.default", ref("x"), kwargs={"x=1), print(": 1}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.comm import nodes
-from pardnn.backends.torch.comm.world import join
+from pardnn.backends.torch.comm.joining import join
 from tests.backends.torch.ranks import connect, run_ranks
 
 _NEW_NETWORK = 0x40000000
@@ -28,7 +28,7 @@ def test_ranks_of_another_machine_are_left_to_the_process_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body(rank: int, store: str) -> list[object]:
-        for module in ("unix_sockets", "world"):
+        for module in ("unix_sockets", "joining"):
             monkeypatch.setattr(
                 f"pardnn.backends.torch.comm.{module}.machine_id", lambda: f"machine {rank // 2}"
             )

@@ -86,6 +86,9 @@ def test_a_tensor_of_other_strides_is_not_sent_but_can_be_copied_to_those_of_its
         assert sent.stride() == wanted.stride()
         assert torch.equal(sent, value)
     assert payload_of(spec_of(0, "x", x[:1]), x[:1].as_strided((1, 6), (1, 1)), CPU).numel() == 6
+    # Of no element, kernels and their fakes may differ: `expand` of an empty list of memories.
+    empty = torch.empty_strided((2, 0, 6), (0, 6, 1))
+    assert payload_of(spec_of(0, "x", torch.empty(2, 0, 6)), empty, CPU).numel() == 0
 
 
 def test_a_message_carries_what_its_tensor_spans() -> None:

@@ -171,6 +171,16 @@ def test_nothing_is_allocated_inside() -> None:
     assert model.weight.shape == (1 << 20, 1 << 20)
 
 
+def test_what_cannot_be_recorded_is_told_with_what_can_be_done() -> None:
+    told = pytest.raises(UnsupportedError, match=r"(?s)E820.*\n +Build it without .pardnn.def")
+    with told, pardnn.deferred():
+        nn.LazyLinear(3)
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(torch.randn(2, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert capture(step, model, optimizer, torch.randn(2, 6))
+
+
 def test_a_module_that_cannot_initialise_itself_is_named() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

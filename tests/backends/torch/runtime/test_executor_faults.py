@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm import failure_detector
-from pardnn.backends.torch.comm.world import rank_device
+from pardnn.backends.torch.comm.joining import rank_device
 from pardnn.backends.torch.launch.launcher import straggler_notes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import MismatchError, RankError

@@ -1,7 +1,11 @@
 """Functions, classes and sets among the arguments: what differs in another call is followed."""
 
+import datetime
+import decimal
 import functools
+from collections import ChainMap
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -81,6 +85,44 @@ ALTERNATING: dict[str, Losses] = {
 def test_a_loss_that_is_passed(kind: str) -> None:
     """Another one was ignored, without a word."""
     assert captures(ALTERNATING[kind]) > 1
+
+
+class Rows(list[Any]):
+    """A list with an attribute."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+#: What a batch holds under "more" at capture, and what code may tell of something else there.
+MORE: dict[str, tuple[Any, Any, Callable[[Any], Any]]] = {
+    "a number that is new": (None, 0.5, lambda more: more),
+    "an empty list that is new": (None, [], lambda more: 2.0),
+    "a tuple for a list": ([], (), lambda more: 2.0 if more == [] else 3.0),
+    "a longer list of numbers": ([1.0, 2.0], [1.0, 2.0, 3.0], sum),
+    "a date": (datetime.date(2020, 1, 1), datetime.date(2021, 1, 1), lambda more: more.year - 2019),
+    "a decimal": (decimal.Decimal("0.5"), decimal.Decimal("0.25"), float),
+    "bytes": (bytearray(b"ab"), bytearray(b"abc"), len),
+    "a chain": (ChainMap({"w": 2}), ChainMap({"w": 3}), lambda more: more["w"]),
+    "items": ({"w": 2.0}.items(), {"w": 3.0}.items(), lambda more: sum(w for _, w in more)),
+    "keys": ({}.keys(), {"w": 1}.keys(), lambda more: 1.0 + len(more)),
+    "a float for an int": (1, 1.5, lambda more: 2.0 if isinstance(more, int) else 3.0),
+    "an attribute of a list": (Rows(2.0), Rows(3.0), lambda more: more.weight),
+    "a view": (MappingProxyType({"w": 2}), MappingProxyType({"w": 3}), lambda more: more["w"]),
+}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_what_is_new_or_other_in_a_dictionary(kind: str) -> None:
+    """A graph without the number, or with the first value, ran without a word."""
+    then, now, tell = MORE[kind]
+    given = ({} if then is None else {"more": then}), {"more": now}
+
+    def told(out: Any, y: Any, batch: Any) -> Any:
+        return F.mse_loss(out, y) * (tell(batch["more"]) if "more" in batch else 1.0)
+
+    captures(lambda i: given[i % 2], told)
 
 
 def test_a_function_made_anew_of_the_same_code_is_the_same() -> None:

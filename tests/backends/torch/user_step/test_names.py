@@ -173,3 +173,36 @@ def test_text_is_typed_where_no_script_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert is_typed("<string>")
     assert is_typed("<ipython-input-3-0123456789ab>")
     assert not is_typed("<frozen importlib._bootstrap>")
+
+
+class Projected:
+    """A hook that holds a head, as BYOL has one on a hidden layer."""
+
+    def __init__(self) -> None:
+        self.head = nn.Linear(6, 6)
+
+    def __call__(self, _module: Any, _given: Any, found: torch.Tensor) -> torch.Tensor:
+        return self.head(found)
+
+
+def test_what_hooks_hold_has_the_same_name_in_each_process() -> None:
+    """A plan and a checkpoint are read by others, where more or fewer hooks were there before."""
+
+    def names() -> set[str]:
+        model, x, y = small()
+        model[1].register_forward_hook(hook := Projected())
+        optimizer = torch.optim.SGD([*model.parameters(), *hook.head.parameters()], lr=0.1)
+
+        def step(model, optimizer, x, y):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        graph = capture(step, model, optimizer, x, y)
+        return {op.name for op in graph.ops if op.kind == "parameter"}
+
+    found = names()
+    assert "model.1._forward_hooks.0.head.weight" in found
+    assert names() == found

@@ -1,5 +1,6 @@
 """Globals that methods write: of models, optimizers, callbacks, and of the object behind a step."""
 
+import copy
 import functools
 import operator
 from collections.abc import Callable
@@ -12,7 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.user_step.used_names import users_functions
-from tests.backends.torch.stepping import Entry, assert_as_eager
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    assert_leaves_as_eager,
+    weighed,
+)
 from tests.long_cases import long_but
 
 LOG: list[float] = []
@@ -188,3 +194,135 @@ def test_each_callable_that_holds_a_name_counts(kind: Callable[[str], Any]) -> N
     held = [Named(), kind("one"), kind("two")]
     names = {each.__name__ for each in users_functions(step, held)}
     assert names == {"step", "one", "two"}
+
+
+def of_an_end(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Ending:
+        def __del__(self) -> None:
+            counts["n"] += 1
+
+    def weigh(loss: Any) -> Any:
+        Ending()
+        return loss
+
+    return weigh
+
+
+def of_a_metaclass(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Kind(type):
+        def __call__(cls, *args: Any) -> Any:
+            counts["n"] += 1
+            return super().__call__(*args)
+
+    class Made(metaclass=Kind):
+        pass
+
+    return lambda loss: loss * (1 if Made() else 2)
+
+
+def of_a_subclass(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Base:
+        def __init_subclass__(cls) -> None:
+            counts["n"] += 1
+
+    def weigh(loss: Any) -> Any:
+        class _Derived(Base):
+            pass
+
+        return loss
+
+    return weigh
+
+
+def of_a_setter(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Scaled:
+        weight = 1.0
+
+        @property
+        def scale(self) -> float:
+            return self.weight
+
+        @scale.setter
+        def scale(self, value: float) -> None:
+            counts["n"] += 1
+            self.weight = value * counts["factor"]
+
+        @scale.deleter
+        def scale(self) -> None:
+            counts["n"] += 10
+
+    scaled = Scaled()
+
+    def weigh(loss: Any) -> Any:
+        scaled.scale = 0.5
+        weighed_loss = loss * scaled.scale
+        del scaled.scale
+        return weighed_loss
+
+    return weigh
+
+
+def of_a_copy(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    class Copied:
+        def __init__(self, weight: float) -> None:
+            self.weight = weight
+
+        def __reduce__(self) -> Any:
+            counts["n"] += 1
+            return Copied, (self.weight * counts["factor"],)
+
+    copied = Copied(0.5)
+    return lambda loss: loss * copy.copy(copied).weight
+
+
+def of_a_factory(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    def factor() -> float:
+        counts["n"] += 1
+        return counts["factor"]
+
+    made: dict[str, Any] = {"factor": factor}
+    exec("def make():\n    return factor()", made)  # as attrs makes its methods
+    return lambda loss: loss * made["make"]()
+
+
+class Rows(list[Any]):
+    """A list that counts."""
+
+    calls = 0
+
+
+class Table(dict[str, Any]):
+    """A dictionary that keeps something beside its items."""
+
+    last = 0.0
+
+
+def of_containers(counts: dict[str, Any]) -> Callable[[Any], Any]:
+    counts["rows"], counts["table"] = rows, table = Rows([2.0]), Table(a=0.5)
+    table.last = 0.0
+
+    def weigh(loss: Any) -> Any:
+        rows.calls += 1
+        table.last = loss.item()
+        return loss * rows[0] * table["a"] / rows.calls
+
+    return weigh
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_an_end, of_a_metaclass, of_a_subclass, of_a_setter, of_a_copy, of_a_factory, of_containers],
+)
+def test_what_runs_without_a_call_in_the_code_is_read(make: Callable[..., Any]) -> None:
+    """Capture alone counted, and a factor that a setter reads was that of capture."""
+    held: list[dict[str, Any]] = []
+
+    def making() -> Any:
+        held[:] = [{"n": 0, "factor": 1.0}]
+        step, args, _ = weighed(make(held[0]), None)
+        return step, args, lambda: [held, *map(vars, list(held[0].values())[2:])]
+
+    def between(i: int, _args: Any) -> None:
+        held[0]["factor"] = 1.0 + i
+
+    assert_leaves_as_eager(making, 4, between=between)

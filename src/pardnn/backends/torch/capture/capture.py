@@ -387,7 +387,7 @@ class _Session:
         """
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
-        plain = chosen.plain()
+        plain = chosen.plain(trace)
         again = self.traces.trace(plain, initial=initial, constants=constants, locate=False)
         check_same(trace, again)
         check_constants(trace, again)

@@ -174,7 +174,7 @@ def run_noted(
         names: Of the placeholders by id.
         chosen: Which numbers are symbols.
         forms: Functions that run in normal form.
-        number: Of the trace, by which its clock is set.
+        number: Of the trace, by which its clock is set; 0 of one that may be kept.
 
     Raises:
         PardnnError: As `run_traced` does.
@@ -215,7 +215,7 @@ def run_noted(
     for name, each in trace.changed.items():
         if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
             raise changed_setting(name, Stores(functions).line(name))
-    trace.orders = key_orders(objects)
+    trace.orders = key_orders(objects, is_first=is_first)
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pardnn.backends.torch.capture import constant_folding
 from pardnn.backends.torch.capture.aliasing import AliasTracker
@@ -106,12 +106,11 @@ class Tracer(TorchDispatchMode):
     def _item(self, tensor: torch.Tensor) -> Any:
         value = self.aliases.fresh_value(tensor)
         constant = getattr(tensor, "constant", None)
-        if constant is not None and value.call.kind == "constant":
-            with unset_fake_temporarily():
-                return constant.item()  # a literal of the user's own code
-        same = constant_folding.folded_list(value, self.calls)
+        is_literal = constant is not None and value.call.kind == "constant"
+        same = [constant] if is_literal else constant_folding.folded_values([value], self.calls)
         if same is not None:
-            return same
+            with _disable_current_modes():
+                return same[0].item()
         number = self.item_of(value)
         if self.may_read_numbers or _is_in_optimizer():
             self.permitted_reads.add(number.call)

@@ -192,7 +192,7 @@ class Traces:
         with symbols_inserted(trace, numbers, chosen.frozen), inserted as trace.tables:
             run_noted(
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
-                self.number,
+                0 if locate else self.number + 1,  # what is kept is of the true time
             )  # fmt: skip
         check_cached(tracer, self.caches, self.cached)
         if chosen.tables is None and tracer.scalars.is_index_asked:

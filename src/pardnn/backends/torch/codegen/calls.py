@@ -266,7 +266,10 @@ def _arithmetic(op: Op, args: list[Any], names: Identifiers) -> str:
         return f"{texts[1]} if {texts[0]} else {texts[2]}"
     if function == "is_integer":
         return f"float.is_integer({', '.join(texts)})"
+    if function.startswith("numpy_"):
+        return f"float(numpy.{function.removeprefix('numpy_')}({', '.join(texts)}))"
     of = "operator." if function in _INFIX or function in _PREFIX else "math."
+    function = function.removeprefix("math_")
     return f"{'' if function in _BUILTINS else of}{function}({', '.join(texts)})"
 
 

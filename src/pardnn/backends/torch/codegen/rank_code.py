@@ -307,7 +307,7 @@ def _with_what_they_call(words: set[str]) -> list[str]:
 
 
 def _imports(words: set[str], used: list[str]) -> str:
-    modules = [f"import {name}\n" for name in ("math", "operator") if name in words]
+    modules = [f"import {name}\n" for name in ("math", "operator", "numpy") if name in words]
     abstract = "Callable, Sequence" if used else "Callable"
     lines = [*modules, f"from collections.abc import {abstract}\n", "from typing import Any\n\n"]
     lines.append("import torch\n")

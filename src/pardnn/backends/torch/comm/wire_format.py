@@ -192,9 +192,9 @@ def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
 
 
 def has_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides; those of a dim of size 1 mean nothing."""
+    """Whether a tensor has these strides; of a dim of size 1, or no element, they mean nothing."""
     return value.stride() == strides or all(
-        n == 1 or one == other
+        n == 1 or one == other or not value.numel()
         for n, one, other in zip(value.shape, value.stride(), strides, strict=True)
     )
 

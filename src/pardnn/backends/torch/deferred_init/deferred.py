@@ -28,6 +28,8 @@ from pardnn.backends.torch.user_step.sources import (
 )
 from pardnn.errors import UnsupportedError, shown
 
+_OTHERWISE = "\nBuild it without `pardnn.deferred()`: each rank then makes all of it first."
+
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
@@ -40,7 +42,7 @@ def deferred() -> Iterator[None]:
         UnsupportedError: E820, if something inside cannot be recorded; the message names the line.
     """
     recording = Recording(FakeTensorMode())
-    with recorded(recording):
+    with recorded(recording, _OTHERWISE):
         yield
     replay(recording, [])  # moves the generators past what was drawn
     recording.fake_mode.pardnn_recording = recording  # type: ignore[attr-defined]
@@ -93,7 +95,7 @@ def _recorded_meta(objects: ObjectGraph, meta: Sequence[Source]) -> Recording:
     """Let the modules of models on the meta device initialise themselves, and record it."""
     recording = Recording(FakeTensorMode())
     roots = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
-    with recorded(recording):
+    with recorded(recording, _OTHERWISE):
         for source in meta:
             old = source.get()
             recording.on_meta.append((source.name, source.set, old))

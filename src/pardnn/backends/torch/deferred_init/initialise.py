@@ -116,8 +116,12 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
 
 
 @contextmanager
-def recorded(recording: Recording) -> Iterator[None]:
+def recorded(recording: Recording, otherwise: str = "") -> Iterator[None]:
     """Record into an empty recording what the block builds; the generators end as before.
+
+    Args:
+        recording: An empty one.
+        otherwise: Added to the error: what else can be done.
 
     Raises:
         UnsupportedError: E820, something in the block cannot be recorded.
@@ -139,7 +143,8 @@ def recorded(recording: Recording) -> Iterator[None]:
         except Exception as error:
             reason = error.message if isinstance(error, PardnnError) else _first_line(error)
             raise UnsupportedError(
-                f"the model's construction cannot be recorded at {_user_line(error)}: {reason}",
+                f"the model's construction cannot be recorded at {_user_line(error)}: {reason}"
+                f"{otherwise}",
                 code="E820",
                 details={"where": _user_line(error)},
             ) from error

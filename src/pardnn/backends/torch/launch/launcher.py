@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pardnn.backends.torch.comm import flight_record
+from pardnn.backends.torch.comm.joining import rank_device
 from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.backends.torch.comm.stop_signal import OnSignal
-from pardnn.backends.torch.comm.world import rank_device
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,

@@ -17,8 +17,9 @@ import torch
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.codegen.load import load_step
+from pardnn.backends.torch.comm.joining import join, leave, rank_device
 from pardnn.backends.torch.comm.stop_signal import StopSignal
-from pardnn.backends.torch.comm.world import World, join, leave, rank_device
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.launch.job import (
     BUILDING,
     GRAPH_FILE,

@@ -28,23 +28,13 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "and": operator.and_,
     "bool": bool,
-    "ceil": math.ceil,
-    "cos": math.cos,
     "eq": operator.eq,
-    "exp": math.exp,
     "float": float,
-    "floor": math.floor,
     "floordiv": operator.floordiv,
     "ge": operator.ge,
     "gt": operator.gt,
     "is_integer": float.is_integer,
-    "isfinite": math.isfinite,
-    "isinf": math.isinf,
-    "isnan": math.isnan,
     "le": operator.le,
-    "log": math.log,
-    "log10": math.log10,
-    "log2": math.log2,
     "lookup": operator.getitem,
     "lshift": operator.lshift,
     "lt": operator.lt,
@@ -60,15 +50,22 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": operator.pow,
     "round": round,
     "rshift": operator.rshift,
-    "sin": math.sin,
-    "sqrt": math.sqrt,
     "sub": operator.sub,
-    "tanh": math.tanh,
     "truediv": operator.truediv,
     "trunc": math.trunc,
     "where": lambda condition, a, b: a if condition else b,
     "xor": operator.xor,
 }
+
+#: Functions of the `math` module that are recorded where an argument is a symbol.
+MATH_FUNCTIONS = {
+    name: "math_pow" if name == "pow" else name
+    for name in (
+        "ceil", "cos", "exp", "expm1", "fabs", "floor", "isfinite", "isinf", "isnan", "log",
+        "log10", "log1p", "log2", "pow", "sin", "sqrt", "tanh",
+    )
+}  # fmt: skip
+SCALAR_FUNCTIONS |= {new: getattr(math, name) for name, new in MATH_FUNCTIONS.items()}
 
 #: Of NumPy, which have other last bits than those of `math`; it finds them as methods of a symbol.
 NUMPY_FUNCTIONS = ("cos", "exp", "log", "log10", "log2", "sin", "sqrt", "tanh")
@@ -98,13 +95,8 @@ _BOOLEAN = frozenset({
 })  # fmt: skip
 _INTEGRAL = frozenset({"ceil", "floor", "trunc"})
 _BITWISE = frozenset({"and", "or", "xor"})
-#: Functions of the `math` module that are recorded where their argument is a symbol.
-MATH_FUNCTIONS = (
-    "ceil", "cos", "exp", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log2", "sin",
-    "sqrt", "tanh",
-)  # fmt: skip
 _OF_NUMPY = {f"numpy_{name}" for name in NUMPY_FUNCTIONS}
-_ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS, *_OF_NUMPY}) - _INTEGRAL
+_ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS.values(), *_OF_NUMPY}) - _INTEGRAL
 _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
 
@@ -371,11 +363,16 @@ def _node(number: Any, other: HostNode) -> HostNode:
     return node_of(number) or wrap[type(number)](number)
 
 
-def call_math(function: str, number: Any) -> Any:
-    """Return a function of a symbolic number, by its name in `SCALAR_FUNCTIONS`, as a symbol."""
-    node = node_of(number)
-    assert node is not None
-    return symbol(node._call(function))
+def call_math(function: str, *numbers: Any) -> Any:
+    """Return a function of numbers, one at least a symbol, as a symbol.
+
+    Args:
+        function: Its name in `SCALAR_FUNCTIONS`.
+        numbers: What it is called with.
+    """
+    other = next(node for number in numbers if (node := node_of(number)) is not None)
+    first, *others = (_node(number, other) for number in numbers)
+    return symbol(first._call(function, *others))
 
 
 def tested_input(node: HostNode, *, is_truth: bool) -> HostNode | None:

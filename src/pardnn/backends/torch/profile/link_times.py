@@ -28,8 +28,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.comm.joining import join
 from pardnn.backends.torch.comm.nodes import loopback_environment
-from pardnn.backends.torch.comm.world import World, join
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.ping_pong import End, low
 from pardnn.cost.host import cpu_name

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pardnn.backends.torch.comm.world import World, join, leave, rank_device
+from pardnn.backends.torch.comm.joining import join, leave, rank_device
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import rank_memory_bytes, this_device
 from pardnn.backends.torch.profile.op_times import machine_of
 from pardnn.backends.torch.profile.ping_pong import SIZES, End, follow, lead

@@ -32,7 +32,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
-from pardnn.backends.torch.user_step.slots import Slot
+from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
@@ -250,7 +250,7 @@ class HostNumbers:
         if self.filled:
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         for name, keys in (each["order"] for each in effects if "order" in each):
-            put_in_order(ordered[name], keys)
+            put_in_order(ordered_keys(ordered[name]) or {}, keys)
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
         stepped = [effect["schedule"] for effect in effects if "schedule" in effect]

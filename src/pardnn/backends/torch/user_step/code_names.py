@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _string
+import contextlib
 import dis
 import functools
 import re
@@ -31,6 +32,14 @@ _OF_TEXTS = frozenset({"eval", "exec", "globals"})
 _FORMATS = frozenset({"format", "format_map"})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
+#: They have a function as `func`.
+OF_FUNCTIONS = (
+    functools.cached_property, functools.partial, functools.partialmethod,
+    functools.singledispatchmethod,
+)  # fmt: skip
+_BOUND = (staticmethod, classmethod, types.MethodType)
+#: Where there is no function behind a value: most of what a class holds beside functions.
+_PLAIN = frozenset({str, int, float, bool, type(None), dict, tuple, list})
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -176,3 +185,40 @@ def users_line() -> str:
     if frame is None:
         return ""
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+def held_by(function: types.FunctionType) -> Iterator[Any]:
+    """Yield what a function refers to: a decorator's wrapper calls what is in its closure."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
+
+
+def given_to(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the globals that code made of text names: attrs passes factories to it so."""
+    if function.__code__.co_filename.startswith("<"):
+        for name in function.__code__.co_names:
+            if name in function.__globals__:
+                yield function.__globals__[name]
+
+
+def function_of(value: Any) -> types.FunctionType | None:
+    """Return the Python function behind a method, property, partial or decorator."""
+    if type(value) in _PLAIN:
+        return None
+    for _ in range(10):
+        if isinstance(value, types.FunctionType):
+            return value
+        if isinstance(value, _BOUND):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, OF_FUNCTIONS):
+            value = value.func
+        elif not isinstance(value, type) and hasattr(type(value), "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            return None
+    return None

@@ -101,15 +101,15 @@ def texts_of_states(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str,
         for name, slot, value in named_places(objects)
         if id(slot.holder) in states
         and not isinstance(value, NUMBERS)
-        and (is_text(value) or isinstance(value, _WHOLE))
+        and (is_plain_value(value) or isinstance(value, _WHOLE))
     }
     return {name: value for name, value in found.items() if "unnamed" not in name}
 
 
-def is_text(value: Any) -> bool:
-    """Whether a value is a text, None, or a tuple of plain values."""
+def is_plain_value(value: Any) -> bool:
+    """Whether a value is a number, a text, None, or a tuple of such values."""
     if type(value) in (tuple, torch.Size):
-        return all(map(is_text, value))
+        return all(map(is_plain_value, value))
     return value is None or type(value) in (str, bool, *NUMBERS)
 
 

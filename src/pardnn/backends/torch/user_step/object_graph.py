@@ -12,7 +12,6 @@ globals that they name. O(objects reached).
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import io
 import random
@@ -32,12 +31,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
+    VIEWS,
     Entry,
     GlobalName,
     Slot,
-    dotted,
+    behind_view,
     has_attributes,
     items_of,
+    tuple_items,
 )
 from pardnn.backends.torch.user_step.used_names import users_functions
 
@@ -69,6 +70,11 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
     }.items()
     for key in keys
 }  # fmt: skip
+#: Functions that run at a step without being named by it.
+HOOK_TABLES = frozenset({
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
+})  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
@@ -215,11 +221,13 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
             if entry.numeric:
                 objects.numbers.append(entry)
         elif isinstance(value, tuple):
-            stack.extend(reversed(list(_tuple_items(entry))))
+            stack.extend(_beside_items(entry))
+            stack.extend(reversed(list(tuple_items(entry))))
         elif id(value) not in objects.seen and len(objects.seen) < _MAX_OBJECTS:
             objects.seen[id(value)] = value
             others = [entry.child(key, each, numeric=False) for key, each in referred(value)]
             stack.extend(each for each in others if not isinstance(each.value, torch.Tensor))
+            stack.extend(_beside_items(entry))
             stack.extend(reversed(list(_children(objects, entry))))
 
 
@@ -257,11 +265,12 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     return {key: own[key] for key in own.get("_pardnn_given", ()) if key in own}
 
 
-def _tuple_items(entry: Entry) -> Iterator[Entry]:
-    names = getattr(entry.value, "_fields", range(len(entry.value)))
-    for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
-        slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
-        yield entry._replace(name=dotted(entry.name, key), value=item, slot=slot)
+def _beside_items(entry: Entry) -> Iterator[Entry]:
+    """Yield the dictionary of attributes that a container of a class of one's own may have."""
+    value = entry.value
+    is_own = type(value).__module__ not in ("builtins", "collections")
+    if is_own and isinstance(value, dict | tuple | list | deque) and hasattr(value, "__dict__"):
+        yield entry.child("__dict__", value.__dict__, numeric=False)
 
 
 def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
@@ -278,8 +287,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             yield entry.child(i, item)
         yield entry._replace(value=value.keywords, slot=None)
         yield entry._replace(value=value.func, slot=None)
-    elif isinstance(value, types.MappingProxyType):
-        yield entry._replace(value=gc.get_referents(value)[0], slot=None)
+    elif isinstance(value, VIEWS):
+        yield entry._replace(value=behind_view(value), slot=None)
     elif isinstance(value, types.MethodType):
         yield entry._replace(value=value.__self__, slot=None)
         yield entry._replace(value=value.__func__, slot=None)
@@ -297,16 +306,17 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 
 def _items(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     value = entry.value
-    is_dict = isinstance(value, dict)
+    is_dict, is_hooks = isinstance(value, dict), entry.name.rpartition(".")[2] in HOOK_TABLES
     objects.contents.append((entry.name, value, dict(value) if is_dict else list(value)))
-    for key, item in list(value.items()) if is_dict else enumerate(value):
+    for i, (key, item) in enumerate(list(value.items()) if is_dict else enumerate(value)):
         if _is_skipped(item, entry.numeric):
             continue
         # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-        # it would be all its numbers, which fails under some modes, too.
-        keyed = isinstance(key, torch.Tensor)
-        child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
-        yield child._replace(slot=Slot(value, key)) if keyed else child
+        # it would be all its numbers, which fails under some modes, too. Hooks are keyed by how
+        # many the process has registered before.
+        at = f"<{id(key)}>" if isinstance(key, torch.Tensor) else i if is_hooks else key
+        child = entry.child(at, item, value)
+        yield child if at is key else child._replace(slot=Slot(value, key))
 
 
 def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+#: What shows a dictionary, and holds nothing itself.
+VIEWS = (types.MappingProxyType, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
@@ -119,6 +122,21 @@ def items_of(holder: Any) -> Any:
     return Attributes(holder) if slots_of_class(type(holder)) else holder.__dict__
 
 
+def tuple_items(entry: Entry) -> Iterator[Entry]:
+    """Yield what a tuple holds; a part of a tuple is replaced with the whole of it."""
+    names = getattr(entry.value, "_fields", range(len(entry.value)))
+    for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
+        slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
+        yield entry._replace(name=dotted(entry.name, key), value=item, slot=slot)
+
+
+def ordered_keys(holder: Any) -> dict[Any, Any] | None:
+    """Return a dictionary itself, or that of an object's attributes; None of all else."""
+    found = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+    is_namespace = isinstance(holder, type | types.ModuleType)
+    return found if isinstance(found, dict) and not is_namespace else None
+
+
 def has_attributes(value: Any) -> bool:
     """Whether a value has attributes of its own, in a dictionary or in slots."""
     return hasattr(value, "__dict__") or bool(slots_of_class(type(value)))
@@ -214,8 +232,8 @@ class ClassAttributes(Attributes):
 
 
 def behind_view(holder: Any) -> Any:
-    """Return the dictionary that a read-only view shows, as of a class; else the holder itself."""
-    return gc.get_referents(holder)[0] if isinstance(holder, types.MappingProxyType) else holder
+    """Return the dictionary that a view shows, as of a class or `keys()`; else the holder."""
+    return gc.get_referents(holder)[0] if isinstance(holder, VIEWS) else holder
 
 
 def _held(holder: Any, key: Any) -> Any:

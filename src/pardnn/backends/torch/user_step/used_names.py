@@ -16,7 +16,6 @@ Source: Bacon and Sweeney, "Fast Static Analysis of C++ Virtual Function Calls",
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import inspect
@@ -30,9 +29,13 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.code_names import (
+    OF_FUNCTIONS,
     calls_by_text,
     codes_of,
+    function_of,
+    given_to,
     globals_named,
+    held_by,
     is_library_file,
     is_library_module,
     lays_out_texts,
@@ -50,12 +53,14 @@ RUN_UNNAMED = frozenset({
     "__ge__", "__add__", "__sub__", "__mul__", "__pow__", "__truediv__", "__radd__", "__rsub__",
     "__rmul__", "__rtruediv__", "__enter__", "__exit__", "__torch_function__",
 })  # fmt: skip
-#: Methods that run where an object is made, of a class that the code can reach as a value.
-_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-#: Special methods that no training step runs.
-_NEVER_RUN = _MAKING | {
-    "__del__", "__reduce__", "__getstate__", "__setstate__", "__init_subclass__", "__dir__",
-}  # fmt: skip
+#: Methods that run where an object is made, and dropped, or a class derived, of a class that the
+#: code can reach as a value.
+_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__init_subclass__"})
+#: Methods that run where an object is copied.
+_COPYING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"})
+_COPIES = frozenset({"copy", "deepcopy", "pickle"})
+#: Special methods that no training step runs, but for these.
+_NEVER_RUN = _MAKING | _COPYING | {"__dir__"}
 #: Those that make texts. Of libraries nobody decides by them.
 _TEXTS = frozenset({"__repr__", "__str__"})
 #: Their methods read what the graph records by other means.
@@ -65,10 +70,6 @@ _CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typin
 _COMPUTED_NAMES = frozenset({
     "getattr", "vars", "dir", "getmembers", "__dict__", "locals", "globals", "attrgetter",
 })  # fmt: skip
-_OF_FUNCTIONS = (
-    functools.cached_property, functools.partial, functools.partialmethod,
-    functools.singledispatchmethod,
-)  # fmt: skip
 #: Longer containers are data.
 _MAX_ITEMS = 10_000
 #: What has code of its own, beside that of its class.
@@ -78,11 +79,9 @@ _WITH_CODE = (
 )  # fmt: skip
 _CALLING = (operator.attrgetter, operator.methodcaller)
 #: Two of one class may lead to other code.
-_SINGLE = (*_WITH_CODE, *_OF_FUNCTIONS, *_CALLING)
+_SINGLE = (*_WITH_CODE, *OF_FUNCTIONS, *_CALLING)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_BOUND = (staticmethod, classmethod, types.MethodType)
-#: Where there is no function behind a value: most of what a class holds beside functions.
-_PLAIN = frozenset({str, int, float, bool, type(None), dict, tuple, list})
+_ADDED = (type, types.ModuleType, property)
 
 
 @dataclass
@@ -161,7 +160,11 @@ class _Search:
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
-        function = _function_of(value)
+        if isinstance(value, property):
+            for each in filter(None, (value.fget, value.fset, value.fdel)):
+                self.add_value(each)
+            return
+        function = function_of(value)
         if function is not None:
             if id(function) not in self._functions:
                 self._functions[id(function)] = function
@@ -209,6 +212,8 @@ class _Search:
         return runs_unnamed(name) or self._makes(holder, name)
 
     def _makes(self, holder: type, name: str) -> bool:
+        if name in _COPYING:
+            return not _is_of_library(holder) and not _COPIES.isdisjoint(self.found.of_users)
         return name in _MAKING and holder in self._made
 
     def _size(self) -> tuple[int, ...]:
@@ -217,7 +222,7 @@ class _Search:
 
     def _follow(self, value: Any, *, is_users: bool = True) -> None:
         """Follow what is named; into containers and objects where the user's code names it."""
-        if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
+        if function_of(value) is not None or isinstance(value, _ADDED):
             self.add_value(value)
         elif is_users and _is_holder(value):
             self._look_into(value)
@@ -247,7 +252,7 @@ class _Search:
 
     def _read(self, function: types.FunctionType) -> None:
         is_users = not is_library_file(function.__code__.co_filename)
-        for value in _held_by(function):
+        for value in held_by(function):
             self._follow(value, is_users=is_users)
         mentioned = _mentioned(function.__code__)
         self.found.names |= mentioned
@@ -281,18 +286,19 @@ class _UsersSearch(_Search):
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach, if it is the user's."""
-        function = _function_of(value)
+        function = None if isinstance(value, property) else function_of(value)
         if function is None or not is_library_file(function.__code__.co_filename):
             super().add_value(value)
         elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
             self._functions[id(function)] = function
-            for held in _held_by(function):
-                if _function_of(held) is not None:
+            for held in (*held_by(function), *given_to(function)):
+                if function_of(held) is not None:
                     self.add_value(held)
 
     def _add_class(self, kind: type) -> None:
         if kind not in self._classes and not _is_of_library(kind):
-            self._classes |= {base: None for base in kind.__mro__ if not _is_of_library(base)}
+            bases = (*kind.__mro__, *type(kind).__mro__)
+            self._classes |= {base: None for base in bases if not _is_of_library(base)}
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         if not isinstance(holder, type) or name in _NEVER_RUN:
@@ -308,7 +314,7 @@ def _is_of_library(kind: type) -> bool:
     """Whether none of a class's code is the user's; in notebooks its module has no file."""
     if not is_library_module(sys.modules.get(kind.__module__)):
         return False
-    functions = [found for value in vars(kind).values() if (found := _function_of(value))]
+    functions = [found for value in vars(kind).values() if (found := function_of(value))]
     wrapped = map(inspect.unwrap, functions)  # some wrap what is written in C
     codes = (x.__code__ for x in wrapped if isinstance(x, types.FunctionType))
     return all(is_library_file(code.co_filename) for code in codes)
@@ -349,15 +355,6 @@ def _is_users_helper(value: Any) -> bool:
     return any(not is_library_file(each.__code__.co_filename) for each in functions)
 
 
-def _held_by(function: types.FunctionType) -> Iterator[Any]:
-    """Yield what a function refers to: a decorator's wrapper calls what is in its closure."""
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not assigned yet
-            yield cell.cell_contents
-
-
 def runs_unnamed(name: str) -> bool:
     """Whether a method of this name may run without being named."""
     is_special = name.startswith("__") and name.endswith("__")
@@ -373,23 +370,3 @@ def _mentioned(code: types.CodeType) -> frozenset[str]:
     for text in texts_of(code):
         found.update((text, *names_in_fields(text)))
     return frozenset(found)
-
-
-def _function_of(value: Any) -> types.FunctionType | None:
-    """Return the Python function behind a method, property, partial or decorator."""
-    if type(value) in _PLAIN:
-        return None
-    for _ in range(10):
-        if isinstance(value, types.FunctionType):
-            return value
-        if isinstance(value, _BOUND):
-            value = value.__func__
-        elif isinstance(value, property):
-            value = value.fget
-        elif isinstance(value, _OF_FUNCTIONS):
-            value = value.func
-        elif not isinstance(value, type) and hasattr(type(value), "__wrapped__"):
-            value = value.__wrapped__
-        else:
-            return None
-    return None

@@ -42,7 +42,7 @@ def made(put: Callable[..., Any], is_given: bool) -> Entry:
     model, x, y = small()
     held: dict[str, Any] = {
         "n": 0, "log": {"x": 1, "y": 2}, "sums": defaultdict(float),
-        "ordered": OrderedDict(a=1, b=2),
+        "ordered": OrderedDict(a=1, b=2), "meter": Meter(),
     }  # fmt: skip
 
     def step(model, optimizer, x, y, given):
@@ -58,17 +58,39 @@ def made(put: Callable[..., Any], is_given: bool) -> Entry:
     return step, (*args, held if is_given else {"held": held})
 
 
-QUICK = [(sums, False, 1), (update, True, 2), (moved, True, 1), (by_turns, False, 1)]
+def numbered(held: dict[str, Any], loss: Any) -> None:
+    meter = held["meter"]
+    meter.mean = 0.9 * meter.mean + loss.item()
+    meter.count += 1
+    meter.name = "a"
+
+
+class Meter:
+    """Its numbers are the class's, until a step sets them."""
+
+    mean, count = 0.0, 0
+
+
+QUICK = [
+    (numbered, False, 1),
+    (sums, False, 1),
+    (update, True, 2),
+    (moved, True, 1),
+    (by_turns, False, 1),
+]
 
 
 @pytest.mark.parametrize(
     ("put", "is_given", "size"),
-    long_but(QUICK, itertools.product([sums, update, moved, by_turns], [False, True], [1, 2])),
+    long_but(
+        QUICK, itertools.product([numbered, sums, update, moved, by_turns], [False, True], [1, 2])
+    ),
 )
 def test_keys_are_in_the_order_of_eager(put: Callable[..., Any], is_given: bool, size: int) -> None:
     def state(args: tuple[Any, ...]) -> list[Any]:
         held = args[4].get("held", args[4])
-        return [[*held[name]] for name in ("log", "sums", "ordered")]
+        named = {**held, "meter": vars(held["meter"])}
+        return [[*named[name]] for name in ("log", "sums", "ordered", "meter")]
 
     assert_as_eager(
         lambda: made(put, is_given), state=state, steps=4, sizes=(size,), is_followed=True

@@ -30,7 +30,7 @@ class EarlyStopping:
         else:
             self.waited += 1
         self.is_over = self.waited >= 2
-        self.is_low = loss < 1.4
+        self.is_low = bool(loss < 1.4)
 
 
 STOPPING = EarlyStopping()
@@ -170,6 +170,20 @@ class Best:
 BEST = Best()
 
 
+class Nested(EarlyStopping):
+    """Looks at a count where data decides whether it counts."""
+
+    has_stopped = 0
+
+    def __call__(self, loss):
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+            if self.waited >= 2:
+                self.has_stopped = 1
+
+
 def best(loss, model):
     BEST(loss.item())
     model[0].weight.grad.mul_(1 + BEST.waited)
@@ -208,6 +222,32 @@ def test_data_may_be_asked_after_what_the_first_step_leaves() -> None:
         lambda: made(stepping(best)), batch, lambda _: [BEST.loss, BEST.waited], steps=8,
         sizes=(1,), is_followed=True,
     )  # fmt: skip
+
+
+def test_a_count_may_be_looked_at_where_data_decides_whether_it_counts() -> None:
+    """The step was called one that goes by a clock."""
+    nested = Nested()
+
+    def making() -> Entry:
+        nested.__init__()
+        nested.has_stopped = 0
+        return made(stepping(lambda loss, model: nested(loss.item())))
+
+    assert_as_eager(
+        making, batch, lambda _: [nested.best, nested.waited, nested.has_stopped], steps=8,
+        sizes=(1,), is_followed=True,
+    )  # fmt: skip
+
+
+def test_a_flag_that_data_sets_is_refused_and_a_number_is_the_way() -> None:
+    stopping = types.SimpleNamespace(is_over=False)
+
+    def sets(loss, model):
+        if loss < 1.4:
+            stopping.is_over = True
+
+    with pytest.raises(UnsupportedError, match="(?s)flag .stopping.is_over'.*Make it a number"):
+        capture(*_flat(made(stepping(sets))))
 
 
 def test_ranks_agree() -> None:

@@ -131,6 +131,38 @@ class Opening(torch.optim.SGD):
             p.sub_(0.1 * p.grad / self.state[p]["v"].sqrt())
 
 
+class Biased(torch.nn.Linear):
+    """Fills a buffer that is None when it first runs, as ALiBi's distances are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("slopes", torch.tensor([0.5, 0.25, 2.0]))
+        self.register_buffer("distances", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.distances is None:
+            self.register_buffer("distances", torch.arange(3.0) * self.slopes)
+        return super().forward(x) + self.distances
+
+
+def test_a_buffer_that_is_none_before_the_first_step() -> None:
+    def make() -> Any:
+        model, x, y = small()
+        model.append(Biased())
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return step, (model, optimizer, x, y), [model, optimizer]
+
+    assert assert_leaves_as_eager(make, 3) == 2
+
+
 @pytest.mark.parametrize("how", ["replaced", "filled"])
 def test_a_tensor_that_the_first_step_changes_and_does_not_read(how: str) -> None:
     """Only the graph after it reads what it leaves there."""

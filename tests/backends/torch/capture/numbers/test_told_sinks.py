@@ -281,13 +281,21 @@ def test_a_module_that_is_told_is_refused(*, is_held: bool) -> None:
 
 
 @pytest.mark.usefixtures("_tracker")
+def test_a_function_that_is_imported_around_the_step_is_refused() -> None:
+    log = importlib.import_module("trackerlib").log
+    step, args = telling(lambda loss, model: log({"loss": loss.item()}))
+    with pytest.raises(UnsupportedError, match=r"calls trackerlib.log"):
+        capture(step, *args)
+
+
+@pytest.mark.usefixtures("_tracker")
 def test_a_function_whose_result_is_used_is_not_told() -> None:
     tracker = importlib.import_module("trackerlib")
     tracker.log = types.FunctionType(_halved.__code__, vars(tracker), "log")
     tracker.log.__module__ = "trackerlib"
     tracker.log.__code__ = _halved.__code__.replace(co_filename=tracker.__file__)
     step, args = telling(lambda loss, model: tracker.log(loss) * 2)
-    capture(step, *args)
+    assert "effects" not in capture(step, *args).step_notes
 
 
 def _halved(value: Any) -> Any:

@@ -1,14 +1,20 @@
 """A step that draws from an iterator or changes a set is refused, also if it happens to repeat."""
 
+import gc
 import itertools
+import logging
 import os
 import random
+import sys
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._tensor_str import PRINT_OPTS
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
@@ -85,6 +91,41 @@ def test_what_a_step_counts_in_its_thread_or_the_environment_is_refused(
     assert "os.environ['CALLS']" in refused(None, lambda _: set_to(os.environ["CALLS"] + "1"))
     made, args = telling(lambda loss, model: set_to("1"))
     capture(made, *args)  # which each step sets alike
+
+
+def one_more_digit() -> None:
+    torch.set_printoptions(precision=PRINT_OPTS.precision + 1)
+
+
+def one_more_level() -> None:
+    logging.disable(logging.root.manager.disable + 1)
+
+
+def one_more_filter() -> None:
+    warnings.filterwarnings("ignore", message="x" * len(warnings.filters))
+
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "sys.path": lambda: sys.path.append("/nowhere"),
+    "warnings.filters": one_more_filter,
+    "logging.getLogger": lambda: logging.getLogger("x").addHandler(logging.NullHandler()),
+    "logging.disable": one_more_level,
+    "torch.set_printoptions": one_more_digit,
+    "garbage collector": lambda: gc.enable(),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_process_that_a_step_changes_each_time_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with warnings.catch_warnings():
+        try:
+            assert name in refused(None, lambda _: SETTINGS[name]())
+        finally:
+            torch.set_printoptions(precision=4)
+            logging.disable(logging.NOTSET)
 
 
 def test_an_iterator_that_only_exists_is_none() -> None:

@@ -1,8 +1,8 @@
-"""The order of keys that a step leaves in its dictionaries, told after each step.
+"""The order of keys and attributes that a step leaves, told after each step.
 
 Problem: numbers, texts and tensors that a step puts under new keys arrive by different ways, and
 `d["a"] = d.pop("a")` moves a key without any value. Idea: where the first step leaves keys in
-another order than before, all later ones put them in that order.
+another order than before, all later ones put them in that order. Attributes have an order, too.
 
 Complexity: O(keys of the dictionaries that the step reaches).
 """
@@ -15,22 +15,26 @@ from typing import Any
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.user_step.held_numbers import objects_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.slots import ordered_keys
 
 Orders = Mapping[str, list[Any]]
 
 
-def key_orders(objects: ObjectGraph) -> dict[str, list[Any]]:
-    """Return the keys of each dictionary whose keys, or their order, have changed, by name.
+def key_orders(objects: ObjectGraph, *, is_first: bool) -> dict[str, list[Any]]:
+    """Return the keys of each dictionary or object of which they, or their order, have changed.
 
     Args:
         objects: The object graph before the step.
+        is_first: Whether it is the first one; later ones begin with attributes that capture sets.
     """
     named = objects_by_name(objects)
     return {
-        name: [*holder]
+        name: [*keys]
         for name, holder, content in objects.contents
-        if isinstance(holder, dict) and named.get(name) is holder and "<" not in name
-        and all(isinstance(key, str | int) for key in holder) and [*holder] != [*content]
+        if (is_first or isinstance(holder, dict))
+        and (keys := ordered_keys(holder)) is not None and named.get(name) is holder
+        and "<" not in name and all(isinstance(key, str | int) for key in keys)
+        and [*keys] != [key for key in content if key in keys or isinstance(holder, dict)]
     }  # fmt: skip
 
 
@@ -43,7 +47,7 @@ def note_orders(noted: list[dict[str, Any]], first: Orders, later: Orders) -> No
         later: Those that the step leaves which repeats.
 
     Raises:
-        UnsupportedError: E804, if a later step moves a key to elsewhere.
+        UnsupportedError: E804, if a later step moves a key of a dictionary to elsewhere.
     """
     for name, keys in first.items():
         again = [key for key in later.get(name, keys) if key in keys]

@@ -21,12 +21,12 @@ import torch
 from pardnn.backends.torch.capture.assigned.assignments import note_assigned
 from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
 from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
-from pardnn.backends.torch.capture.restore import is_arithmetic, is_filled
+from pardnn.backends.torch.capture.restore import Changed, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import (
-    is_text,
+    is_plain_value,
     named_places,
     texts_of_states,
     values_by_name,
@@ -154,10 +154,20 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
     assigned = {name: each for name, each in trace.assigned.items() if name not in tensors}
     if any(each.content is None for each in assigned.values()):
         raise NotFollowed
-    if any(not trace.changed[name].is_new for name in rest):
+    if not all(_is_made(trace.changed[name], name in tensors) for name in rest):
         raise NotFollowed
     trace.changed = {n: c for n, c in changed.items() if not c.is_new}
     note_assigned(trace, assigned, assigned)
+
+
+def _is_made(change: Changed, is_tensor: bool) -> bool:
+    """Whether a place was not there before, or had None for a tensor: `register_buffer(n, None)`.
+
+    Args:
+        change: Of the place.
+        is_tensor: Whether it holds one now.
+    """
+    return change.is_new or (is_tensor and change.then is None and change.slot is not None)
 
 
 def _check_values(objects: ObjectGraph) -> None:
@@ -167,7 +177,9 @@ def _check_values(objects: ObjectGraph) -> None:
             for state in _states(entry.value).values():
                 items = state.values() if isinstance(state, dict) else [state]
                 for item in items:
-                    is_known = isinstance(item, torch.Tensor | bool | int | float) or is_text(item)
+                    is_known = isinstance(
+                        item, torch.Tensor | bool | int | float
+                    ) or is_plain_value(item)
                     if not is_known and node_of(item) is None:
                         raise NotFollowed
 

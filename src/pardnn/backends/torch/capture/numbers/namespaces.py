@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module, names_in
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.references import cells
 from pardnn.backends.torch.user_step.slots import GlobalName
 
 
@@ -60,6 +61,8 @@ def replace_globals(
 ) -> None:
     """Let the user's code find other functions under the names by which it imported some.
 
+    In its globals, or in variables of a function around it.
+
     Args:
         stack: Puts the names back.
         functions: The user's, which may run.
@@ -72,6 +75,18 @@ def replace_globals(
             if id(real) in others:  # mock.patch.dict would undo all that the step sets
                 space[key] = others[id(real)]
                 stack.callback(space.__setitem__, key, real)
+        for _, cell in cells(function):
+            real = _content(cell)
+            if id(real) in others:
+                cell.cell_contents = others[id(real)]
+                stack.callback(setattr, cell, "cell_contents", real)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def check_namespaces(spaces: list[_Namespace]) -> None:

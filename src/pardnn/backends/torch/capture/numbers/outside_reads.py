@@ -6,8 +6,9 @@ comes out alike in traces that are a second apart.
 
 Idea: the functions that ask are replaced while the step is traced. A step that repeats and looks at
 a file is refused by its name; a first step may, as what it keeps is guarded where it is kept. The
-clock of each trace is set to another day and hour: a step that goes by it is not the same twice,
-and one that takes the time between two of its lines is.
+clock of each trace that the kept ones are compared with is set to another day and hour: a step that
+goes by it is not the same twice, and one that takes the time between two of its lines is. Kept ones
+see the true time: two later ones agree that a second which is over now is over.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import builtins
 import contextlib
 import datetime
 import functools
+import gc
 import io
 import os
 import random
@@ -62,6 +64,8 @@ _OTHERS: dict[tuple[Any, str], str] = {
     (signal, "raise_signal"): "sends a signal",
     (atexit, "register"): "registers what is done at the exit",
     (builtins, "input"): "asks at the terminal",
+    (gc, "disable"): "stops the garbage collector",
+    (gc, "enable"): "starts the garbage collector",
     **{(socket.socket, f"recv{way}"): "reads from a socket" for way in ("", "_into", "from")},
     **{(socket.socket, f"send{way}"): "writes to a socket" for way in ("", "all", "to")},
 }
@@ -183,7 +187,7 @@ def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterato
     """Let the user's code see another time than in other traces, while the context is open.
 
     Args:
-        number: Of the trace.
+        number: Of the trace; 0 for the true time.
         functions: The user's, which may have imported a clock by its name.
     """
     with contextlib.ExitStack() as stack:

@@ -250,12 +250,17 @@ def _divmod(number: Any, by: Any, /) -> tuple[Any, Any]:
     return number // by, number % by
 
 
+def _is_plain(number: Any) -> bool:
+    return type(number) in (int, float, bool)
+
+
 def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], FakeTensor) and not _is_of_torch():
-            args = (args[0].item(),)
-        if len(args) == 1 and node_of(args[0]) is not None:
-            return call_math(name, args[0])
+        if any(isinstance(each, FakeTensor) for each in args) and not _is_of_torch():
+            args = tuple(x.item() if isinstance(x, FakeTensor) else x for x in args)
+        are_symbols = [node_of(each) is not None for each in args]
+        if any(are_symbols) and all(map(operator.or_, are_symbols, map(_is_plain, args))):
+            return call_math(name, *args)
         return real(*args, **kwargs)
 
     return call
@@ -263,5 +268,6 @@ def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 #: Functions of `math` and what records their calls, by their names.
 _OF_MATH = {
-    name: (getattr(math, name), _recording(name, getattr(math, name))) for name in MATH_FUNCTIONS
+    name: (getattr(math, name), _recording(function, getattr(math, name)))
+    for name, function in MATH_FUNCTIONS.items()
 }

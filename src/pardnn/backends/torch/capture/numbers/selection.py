@@ -1,11 +1,10 @@
 """Which Python numbers of a step are symbols in a trace, and which stay what they are.
 
-Floats among arguments and in optimizer groups always are symbols. Ints there are, unless Python
-needs the number itself. A number that an object holds is one where the step changes it: its new
-value is written back after each step.
+Floats of arguments and optimizer groups are symbols; ints are, unless Python needs the number. One
+that an object holds is where the step changes it: its new value is written back after each step.
 
-A number that the first step creates (`state["step"] = 0`) has the first value from which the
-repeating step makes what the first step left, calls included.
+A number that the first step creates (`state["step"] = 0`) has the first value from which the later
+ones make what the first step left, calls included.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ class Selection:
         created: Names among them of numbers that the first step creates.
         defaults: What a `defaultdict` or `Counter` gives for those that the first step creates.
         tables: Lists and tuples into which symbols lead; None before any was asked for an index.
+        decided: Names among those of `held` that stay symbols without `ints`.
         is_first: Whether the first step is traced, which creates states.
     """
 
@@ -56,6 +56,7 @@ class Selection:
     created: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tables: Sequence[Any] | None = None
+    decided: frozenset[str] = frozenset()
     is_first: bool = False
 
     def sources(
@@ -69,11 +70,10 @@ class Selection:
             names: Of tensors by id.
         """
         chosen = [source for source in found if self._is_symbol(source)]
-        if not self.held or not self.ints:
-            return chosen
-        places = all_numbers(objects, names)
-        wanted = sorted(self.held - {source.name for source in chosen})
-        return chosen + [Source(n, "input", (places[n][0],)) for n in wanted if n in places]
+        held = self.held if self.ints else self.decided
+        places = all_numbers(objects, names) if held else {}
+        wanted = sorted((held & places.keys()) - {source.name for source in chosen})
+        return chosen + [Source(n, "input", (places[n][0],)) for n in wanted]
 
     def _is_symbol(self, source: Source) -> bool:
         value = source.get()
@@ -92,12 +92,18 @@ class Selection:
             places[name][0].set(self.start[name])
 
     def without_live(self, names: frozenset[str]) -> Selection:
-        """Return the selection in which numbers that the step only reads are what they are now."""
+        """Return the selection in which numbers that are only read stay what they are."""
         return replace(self, held=self.held - names, live=self.live - names)
 
-    def plain(self) -> Selection:
-        """Return the selection with plain numbers for all but the floats."""
-        return replace(self, ints=False, tables=())
+    def plain(self, trace: StepTrace) -> Selection:
+        """Return the selection with plain numbers for all but the floats, and what data decides.
+
+        Args:
+            trace: Made with this selection.
+        """
+        nodes = {name: node_of(each.now) for name, each in trace.changed.items()}
+        decided = self.held & {n for n, node in nodes.items() if node and node.hint is None}
+        return replace(self, ints=False, tables=(), decided=decided)
 
 
 NO_SYMBOLS = Selection(floats=False, ints=False, is_first=True)

@@ -12,16 +12,20 @@ from __future__ import annotations
 import contextvars
 import decimal
 import functools
+import logging
 import os
 import random
+import sys
 import threading
 import types
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._tensor_str import PRINT_OPTS
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
@@ -33,6 +37,17 @@ from pardnn.backends.torch.user_step.guards.content import (
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.slots import Entry
 
+#: What is set for the whole process, beside torch's modes.
+_SETTINGS: dict[str, Callable[[], Any]] = {
+    "sys.path": lambda: tuple(sys.path),
+    "warnings.filters": lambda: tuple(warnings.filters),
+    "logging.disable": lambda: logging.root.manager.disable,
+    "torch.set_printoptions": lambda: repr(PRINT_OPTS),
+    "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "torch.set_num_threads": torch.get_num_threads,
+    "sys.setrecursionlimit": sys.getrecursionlimit,
+    "sys.excepthook": lambda: id(sys.excepthook),
+}
 #: Larger arrays, and more of them, are data sets, which no step writes, bytes.
 _MAX_BYTES, _MAX_ARRAYS = 1 << 20, 256
 _MAX_DEPTH = 4
@@ -70,18 +85,26 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
 
 
 def kept_aside(objects: ObjectGraph) -> dict[str, Any]:
-    """Return what the environment and objects of `threading.local` hold, by name.
+    """Return settings of the process, what objects of `threading.local` hold, by name.
 
     Args:
         objects: The object graph of the step.
     """
     found: dict[str, Any] = {f"os.environ[{key!r}]": each for key, each in os.environ.items()}
+    found |= {name: get() for name, get in _SETTINGS.items()} | dict(_of_loggers())
     for value in objects.seen.values():
         if isinstance(value, threading.local):
             for key, each in value.__dict__.items():
                 held = each if isinstance(each, PLAIN) else id(each)
                 found[f"{key} of a threading.local"] = held
     return found
+
+
+def _of_loggers() -> Iterator[tuple[str, Any]]:
+    """Yield levels and handlers of the loggers that have their own."""
+    for name, logger in [("root", logging.root), *logging.root.manager.loggerDict.items()]:
+        if isinstance(logger, logging.Logger) and (logger.level or logger.handlers):
+            yield f"logging.getLogger({name!r})", (logger.level, *map(id, logger.handlers))
 
 
 def check_context(context: contextvars.Context, before: contextvars.Context) -> None:

@@ -304,10 +304,18 @@ def _int(*args: Any, **kwargs: Any) -> Any:
     return math.trunc(number) if isinstance(number, torch.SymFloat) else number
 
 
+def _bool(*args: Any) -> Any:
+    value = args[0] if len(args) == 1 else None
+    if not _is_data(value) or (isinstance(value, torch.Tensor) and value.numel() != 1):
+        return bool(*args)
+    number = _number(value)
+    return number if isinstance(number, torch.SymBool) else number != 0
+
+
 def _getattr(value: Any, name: Any, *default: Any) -> Any:
     if isinstance(name, str) and name == "__class__" and _is_symbol(value):
         return class_of(value)
     return getattr(value, name, *default)
 
 
-_CALLED = {"float": _float, "int": _int, "getattr": _getattr}
+_CALLED = {"float": _float, "int": _int, "bool": _bool, "getattr": _getattr}

@@ -118,8 +118,23 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
     )
 
 
-def read_again(name: str, where: str | None) -> UnsupportedError:
-    """Return E804: a fresh object that a step leaves, and the next one reads."""
+def read_again(name: str, where: str | None, *, is_flag: bool = False) -> UnsupportedError:
+    """Return E804: a fresh object that a step leaves, and the next one reads.
+
+    Args:
+        name: Of the place.
+        where: "file.py:line" that leaves it; None if unknown.
+        is_flag: Whether a bool was there before.
+    """
+    if is_flag:
+        return error_at(
+            where,
+            f"the step sets the flag {name!r}{at(where)} where data decides, or keeps what the\n"
+            "step before left there. Numbers are followed so, flags are not.\n"
+            "Make it a number: self.stopped = 0 before the first step, self.stopped = 1 there.",
+            "E804",
+            changed=[name],
+        )
     return error_at(
         where,
         f"the step puts a new object in {name!r}{at(where)} and depends on the one that the\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import dis
 import functools
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.code_names import object_question
+from pardnn.backends.torch.user_step.guards.content import content_of, has_content
 from pardnn.backends.torch.user_step.guards.item import (
     ABSENT,
     VALUES,
@@ -22,7 +24,13 @@ from pardnn.backends.torch.user_step.guards.item import (
     holding,
 )
 from pardnn.backends.torch.user_step.object_graph import attributes_of
-from pardnn.backends.torch.user_step.slots import dotted, has_attributes, slots_of_class
+from pardnn.backends.torch.user_step.slots import (
+    VIEWS,
+    behind_view,
+    dotted,
+    has_attributes,
+    slots_of_class,
+)
 from pardnn.backends.torch.user_step.used_names import UsedNames
 
 _CLOSED_PACKAGES = frozenset({
@@ -32,6 +40,10 @@ _CLOSED_PACKAGES = frozenset({
 })  # fmt: skip
 
 
+#: Their items lie in what an attribute holds.
+HOLDERS = collections.ChainMap | collections.UserDict | collections.UserList
+
+
 class _Keys(list[Any]):
     """The keys of a dictionary in their order; new ones are no news, unless what they hold is."""
 
@@ -39,6 +51,21 @@ class _Keys(list[Any]):
         """Return whether the keys of both are in the same order."""
         mine, theirs = set(self), set(others)
         return [key for key in others if key in mine] == [key for key in self if key in theirs]
+
+
+class _Equal:
+    """A value that shows no parts, such as a date: compared as its class does, or by content."""
+
+    def __init__(self, value: Any) -> None:
+        self._kind = type(value)
+        self._value = content_of(value) if has_content(value) else value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+    def agree_with(self, other: _Equal) -> bool:
+        """Return whether both are of one class, and equal."""
+        return self._kind is other._kind and bool(self._value == other._value)
 
 
 class BatchGuards:
@@ -100,6 +127,9 @@ class BatchGuards:
                 yield Change(name, "that of capture", "another object")
             elif name not in then and name.startswith(tuple(others)):
                 continue
+            elif isinstance(then.get(name), _Equal) and isinstance(now.get(name), _Equal):
+                if not then[name].agree_with(now[name]):
+                    yield Change(name, then[name], now[name])
             elif isinstance(then.get(name), _Keys) and isinstance(now.get(name), _Keys):
                 if not then[name].agree_with(now[name]):
                     yield Change(name, "that of capture", "another")
@@ -116,7 +146,10 @@ class BatchGuards:
         while stack:
             path, at, is_live = stack.pop()
             is_read = isinstance(at, float) or path in self._live
-            if (is_live and is_read) or path in self._filled:
+            if path in self._filled:
+                continue
+            if is_live and is_read:
+                found[path] = type(at)  # code may ask for it, and whether it is there
                 continue
             if isinstance(at, torch.Tensor):
                 own = attributes_of(at).items()
@@ -142,9 +175,21 @@ class BatchGuards:
         """
         if isinstance(at, dict | tuple | list | deque):
             items = list(at.items() if isinstance(at, dict) else enumerate(at))
+            found[dotted(path, "__class__")] = type(at)  # an empty one is there, too
             if isinstance(at, dict) and len(at) > 1:
                 found[f"the order of {path}"] = _Keys(at)
-            return self._unwritten(path, at, items, is_live, found)
+            parts = self._unwritten(path, at, items, is_live, found)
+            own = vars(at) if is_users_object(at) and hasattr(at, "__dict__") else at
+            if own is not at:
+                items = [(k, item) for k, item in own.items() if k in self._used]
+                parts += self._unwritten(dotted(path, "__dict__"), own, items, False, found)
+            return parts
+        if isinstance(at, VIEWS):
+            found[f"the view {path}"] = type(at)
+            return [(path, behind_view(at), is_live)]
+        if isinstance(at, HOLDERS):
+            found[dotted(path, "__class__")] = type(at)
+            return [(dotted(path, key), each, False) for key, each in vars(at).items()]
         if isinstance(at, set):
             found[path] = frozenset(at)
         elif isinstance(at, types.FunctionType | types.MethodType | functools.partial):
@@ -162,6 +207,8 @@ class BatchGuards:
             return parts
         elif callable(at):
             found[path] = holding(at)
+        elif has_content(at) or _is_equal_by_value(at):
+            found[path] = _Equal(at)
         return []
 
     def _unwritten(
@@ -208,6 +255,12 @@ def _of_function(path: str, at: Any, found: dict[str, Any]) -> Iterator[tuple[st
         if isinstance(value, torch.Tensor) or is_users_object(value):
             found[dotted(path, f"{name} itself")] = holding(value)
         yield dotted(path, name), value, False
+
+
+def _is_equal_by_value(value: Any) -> bool:
+    kind = type(value)
+    is_own = kind.__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
+    return is_own and kind.__hash__ is not None
 
 
 def is_users_object(value: Any) -> bool:

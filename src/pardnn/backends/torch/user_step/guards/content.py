@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pardnn.backends.torch.rng.generator import read_state
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.guards.item import Change
@@ -232,8 +232,7 @@ def _answers(value: Any, names: list[str]) -> list[Any]:
 
 def generator_state(generator: torch.Generator) -> str:
     """Return a hash of the state of a random generator; also while a step is traced."""
-    with _disable_current_modes():
-        return hashlib.blake2b(generator.get_state().numpy(), digest_size=8).hexdigest()
+    return hashlib.blake2b(read_state(generator), digest_size=8).hexdigest()
 
 
 class Clearings:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import gc
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
-from pardnn.backends.torch.user_step.guards.batch import is_users_object
+from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
     ContentGuards,
@@ -40,7 +39,7 @@ from pardnn.backends.torch.user_step.guards.parameter import (
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.object_graph import attributes_of
+from pardnn.backends.torch.user_step.object_graph import HOOK_TABLES, attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
@@ -48,7 +47,7 @@ from pardnn.backends.torch.user_step.references import (
     is_reference,
     referred,
 )
-from pardnn.backends.torch.user_step.slots import behind_view, dotted, slots_of_class
+from pardnn.backends.torch.user_step.slots import VIEWS, behind_view, dotted, slots_of_class
 from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, UsedNames, imported_modules
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -57,13 +56,6 @@ _BOUND = (
     torch.optim.lr_scheduler.LRScheduler,
     torch.optim.lr_scheduler.ReduceLROnPlateau,
 )
-#: Functions that run at a step without being named by it.
-_HOOK_TABLES = frozenset({
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
-})  # fmt: skip
-#: Their items lie in what an attribute holds.
-_HOLDERS = (collections.ChainMap, collections.UserDict, collections.UserList)
 #: Code that names one of them may ask a tensor for an attribute that it has not.
 _ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -172,7 +164,7 @@ class GuardWalk:
             if is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
-        elif isinstance(value, _HOLDERS):
+        elif isinstance(value, HOLDERS):
             yield from self._container(path, vars(value), any_key)
         elif (parts := _parts(path, value)) is not None:
             yield from parts
@@ -264,7 +256,7 @@ class GuardWalk:
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
-            if key in _HOOK_TABLES and isinstance(table, dict):
+            if key in HOOK_TABLES and isinstance(table, dict):
                 self.guards.append(ItemGuard(dotted(path, key), table, list(table), any_key))
                 if isinstance(table, collections.OrderedDict) and len(table) > 1:
                     self.contents.add(dotted(path, key), table)  # as for other containers
@@ -273,7 +265,7 @@ class GuardWalk:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            is_known = key in ("training", "forward", *_HOOK_TABLES) or key in self._used
+            is_known = key in ("training", "forward", *HOOK_TABLES) or key in self._used
             return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
@@ -281,7 +273,7 @@ class GuardWalk:
                 self.parameters.append((dotted(path, key), parameter))
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
-        yield from self._container(path, attributes, is_used, _HOOK_TABLES)
+        yield from self._container(path, attributes, is_used, HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], any_key)
@@ -315,8 +307,8 @@ class GuardWalk:
 
 def _parts(path: str, value: Any) -> Sequence[tuple[str, Any]] | None:
     """Return what a view, a method or a partial call is made of; None of other values."""
-    if isinstance(value, types.MappingProxyType):
-        return [(path, gc.get_referents(value)[0])]
+    if isinstance(value, VIEWS):
+        return [(path, behind_view(value))]
     if isinstance(value, types.MethodType):
         return [(path, value.__self__), (path, value.__func__)]
     if isinstance(value, functools.partial | functools.partialmethod):
