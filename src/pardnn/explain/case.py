@@ -123,7 +123,7 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """Constraints on the placement, as numbers of `planned`."""
+        """What was demanded of the placement, by numbers of `planned`."""
         demanded, partition = placing(self.plan.constraints or ()), self.plan.partition
         k, width = self.plan.num_devices, 1 if partition is None else partition.mesh.size
         return named(demanded, self.graph, self.planned, self.cluster, k, width)

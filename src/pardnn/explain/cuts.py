@@ -1,9 +1,9 @@
 """Evaluation of other layouts of a tensor, with everything else unchanged or cut again.
 
-With everything else unchanged, ops keep the loops that they are cut along and fetch what they need
-of the tensor from its new layout: the partitioned graph is made, simulated, and its memory proven.
-If the graph is small, the search of `tofu` also cuts everything else again around the tensor.
-Beyond `JUDGED_LOCAL_OPS` nothing is evaluated, and the report says so.
+With all else as it was, the ops keep the loops that they are cut along and fetch what they need of
+the tensor from where it lies now: the partitioned graph is made, simulated, and its memory proven.
+Where the graph is small, the search of `tofu` also cuts all else anew around the tensor. Beyond
+`JUDGED_LOCAL_OPS` nothing is judged, and the report says so.
 """
 
 from __future__ import annotations

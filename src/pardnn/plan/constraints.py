@@ -9,13 +9,13 @@
 | layout | tensors | `dim`, `axis` | this mesh axis, or each, cuts them along this dim, or none |
 | pieces | | `count` | the batch is cut in this many pieces |
 
-`what` has names of ops, tensors and layers: "op:NAME", "tensor:NAME", "layer:PATH", or just the
-name, which is looked up in this order. A tensor stands for the op that makes it, on whose device
-it is; a layer for everything that belongs to it: parameters, gradients, optimizer states and
-updates. If the batch is in pieces or ops are called twice, every call is meant. An op that is cut
-inside a submesh is on all its devices: a pin has to name all of these, and ops are together on one
-submesh. In layouts an op stands for its results and a layer for its parameters, except those
-without the dim.
+`what` are names of ops, tensors and layers, "op:NAME", "tensor:NAME", "layer:PATH", or the name
+alone, which is looked for in this order. A tensor stands for the op that makes it, which is where
+it lies; a layer for all that works for it: parameters, gradients, optimizer states and updates.
+Of a batch in pieces and of second calls every call is meant. An op that is cut inside of a submesh
+is on all devices of it: a pin has to name all of these, and ops are together on one submesh. Of
+layouts an op stands for what it makes, and a layer for its parameters; those without the dim are
+not meant.
 
 A constraint with a price is a preference: a plan that does not meet it counts as that much slower.
 """

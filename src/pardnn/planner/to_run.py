@@ -47,7 +47,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
 
 
 def _kind_of_state(problem: Problem) -> Kind | None:
-    """Return how the state is that stays where it is; None if there is none, or it is anyhow.
+    """Return the kind of plan that state in place demands; None if none or either will do.
 
     Raises:
         UsageError: E225, if what is asked for would move it.

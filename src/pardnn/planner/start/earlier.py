@@ -74,7 +74,7 @@ def devices_now(plan: Plan, cluster: Cluster) -> list[int]:
 def layouts_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> FixedLayouts | None:
     """Return how an earlier cut lays out the state of a graph.
 
-    None if it is not a cut over all devices of this cluster, or has none of this state.
+    None if it is no cut over all devices of this cluster, or of none of this state.
     """
     if plan is None or plan.partition is None or plan.partition.submeshes > 1:
         return None

@@ -125,7 +125,7 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
 
 
 def may_mix(problem: Problem) -> bool:
-    """Whether `auto` tries mixed plans: for steps in pieces, without kept state or a start plan."""
+    """Whether `auto` tries mixed plans: of steps in pieces, where no state and no start is."""
     options = problem.options
     is_free = problem.state is None and problem.start is None
     is_plain = not (options.recompute or options.offload) and options.policy == "order"
