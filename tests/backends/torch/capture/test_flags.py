@@ -20,6 +20,8 @@ from tests.backends.torch.stepping import Entry, assert_as_eager, eager, on_rank
 class Noisy(nn.Module):
     """Draws numbers only once it is on, as codebooks begin by clusters of their first batch."""
 
+    is_on: torch.Tensor
+
     def __init__(self, *, is_on: bool, writes: bool = False) -> None:
         super().__init__()
         self.register_buffer("is_on", torch.tensor([is_on]))
