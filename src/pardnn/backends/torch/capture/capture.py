@@ -41,6 +41,7 @@ from pardnn.backends.torch.capture.first_step.opening import (
     created_states,
     left_gradients,
 )
+from pardnn.backends.torch.capture.flags import Flags
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
@@ -135,6 +136,7 @@ def capture_step(
     has_loss: bool = True,
     filled: Collection[str] = (),
     live: Collection[str] = (),
+    flags: Collection[str] = (),
 ) -> Captured:
     """Capture a step, also one whose tensors ranks hold in shards.
 
@@ -147,6 +149,7 @@ def capture_step(
         has_loss: Whether it must return a loss; an evaluation need not.
         filled: Names of containers that other paths of the same step only fill.
         live: Names of numbers of objects that change between calls; inputs, where it reads them.
+        flags: Names of buffers that other paths of the same step take for what they hold.
 
     Raises:
         PardnnError: As `capture` does.
@@ -156,7 +159,8 @@ def capture_step(
     batch, recorders = batch_indices(args), Recorders(original, filled)
     check_objects(original, batch, trains=has_loss)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders)
+    taken = Flags(original, batch, whole_of, flags)
+    traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders, taken)
     session = _Session(traces, original, must_train, has_loss, frozenset(live))
     with (
         generators_restored(), collector_paused(), access_allowed(),
@@ -214,11 +218,11 @@ class _Session:
         try:
             if not self.traces.forms.learn(error):
                 self.traces.recorders.learn(error)
+        except UnsupportedError as refused:
+            self.traces.flags.learn(refused)
         except UserCodeError as raised:
-            if self.first is None or raised.__cause__ is None:
-                raise
-            where = self.first.tracer.locator.line_of(raised.__cause__)
-            raise raises_again(raised.__cause__, where) from raised.__cause__
+            locator = None if self.first is None else self.first.tracer.locator
+            raise raises_again(raised, locator) from raised.__cause__
 
     def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
@@ -226,7 +230,6 @@ class _Session:
         first, settled, numbers, (initial, irregular, constants), assignments = self._first_step()
         chosen = first_selection(settled, numbers, self.live)
         for _ in range(_MAX_TRACES):
-            other: Selection | None
             try:
                 trace = self.traces.trace(chosen, initial=initial, constants=constants)
                 constants = constants.without(changed := changed_tensors(trace))
@@ -271,8 +274,8 @@ class _Session:
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
         self.traces.keep_cached()
-        constants, of_batch = trace.tracer.constants(), gradients_of_batch(trace)
-        return Captured(graph, tuple(left), {}, chosen.live, of_batch, constants)
+        found = gradients_of_batch(trace), trace.tracer.constants(), self.traces.flags.taken
+        return Captured(graph, tuple(left), {}, chosen.live, *found)
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.
@@ -359,7 +362,6 @@ class _Session:
         updated = source_updates(trace, irregular, is_opening=first is None)
         result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)
         tell_numbers(trace, chosen)
-        told = trace.effects.noted
         outputs = [*updated, *states, *copies, *trace.effects.calls]
         if self.must_train and first is not None:
             check_trains(trace)
@@ -367,7 +369,7 @@ class _Session:
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
-        taken |= {"effects": named_result(told)} if told else {}
+        taken |= {"effects": named_result(told)} if (told := trace.effects.noted) else {}
         taken |= {"opening": True} if first is None else {}
         return graph_of(name, calls, loss, taken, accelerator_of(trace), named_result(result))
 

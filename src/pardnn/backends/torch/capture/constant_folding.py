@@ -11,7 +11,7 @@ Complexity: O(calls of the trace) for each value folded, plus the work of the ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,8 +116,30 @@ def folded_list(value: Value, calls: Sequence[Call]) -> Any:
         return None if same is None else same[0].tolist()
 
 
-def producers_of(values: Sequence[Value]) -> set[Call] | None:
-    """Return all calls that values depend on; None if a source or random call is among them."""
+def flags_behind(value: Value) -> set[str]:
+    """Return the names of the buffers of one whole number that alone decide a value, if so."""
+
+    def is_flag(call: Call) -> bool:
+        shape, *_, dtype = call.outputs[0].geometry or ((), None)
+        is_one = call.kind == "buffer" and isinstance(shape, torch.Size) and shape.numel() == 1
+        return is_one and not (dtype.is_floating_point or dtype.is_complex)
+
+    producers = producers_of([value], is_flag) or ()
+    return {call.name for call in producers if call.kind == "buffer"}
+
+
+def producers_of(
+    values: Sequence[Value], is_allowed: Callable[[Call], bool] = lambda _: False
+) -> set[Call] | None:
+    """Return all calls that values depend on.
+
+    Args:
+        values: Of the trace.
+        is_allowed: Tells of which sources a value may be made.
+
+    Returns:
+        None if another source or a random call is among them.
+    """
     stack: list[Call] = []
 
     def needs(storage: Storage | None, version: int) -> None:
@@ -132,7 +154,8 @@ def producers_of(values: Sequence[Value]) -> set[Call] | None:
         call = stack.pop()
         if call in found:
             continue
-        if call.random or (call.kind in SOURCE_KINDS and call.kind != "constant"):
+        is_source = call.kind in SOURCE_KINDS and call.kind != "constant"
+        if call.random or (is_source and not is_allowed(call)):
             return None
         owned = [v.geometry for v in call.outputs if v.base is None and v.geometry is not None]
         made += sum(shape.numel() * dtype.itemsize for shape, _, _, dtype in owned)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Captured(NamedTuple):
         live: Names of numbers of objects that change between calls, and the graph reads.
         unleft: Names of the batch's tensors that eager steps leave a gradient on.
         constants: Real tensors that are constants of it, with their values.
+        flags: Names of buffers that it takes for what they hold.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Captured(NamedTuple):
     live: frozenset[str] = frozenset()
     unleft: tuple[str, ...] = ()
     constants: Sequence[tuple[torch.Tensor, Value]] = ()
+    flags: Collection[str] = frozenset()
 
 
 def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:

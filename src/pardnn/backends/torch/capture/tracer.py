@@ -14,8 +14,6 @@ nothing else refers to it, and the trace must show what an eager step does.
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from pardnn.backends.torch.capture import constant_folding
 from pardnn.backends.torch.capture.aliasing import AliasTracker
 from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
 from pardnn.backends.torch.capture.numbers.questions import NoCheck
-from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
+from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace, is_in_optimizer
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites.tensor_checks import CHECKS, tensor_check
 from pardnn.backends.torch.capture.rng_replays import RngReplays
@@ -70,6 +68,7 @@ class Tracer(TorchDispatchMode):
         may_read_numbers: Whether `.item()` of activations is allowed now.
         permitted_reads: The `.item()` calls made while it was.
         undoing: The calls that keep and put back what others write: `rewrites.undoing`.
+        flags: Names of flags in buffers that alone decided numbers which Python has asked for.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class Tracer(TorchDispatchMode):
         self.may_read_numbers = False
         self.permitted_reads: set[Call] = set()
         self.undoing: set[Call] = set()
+        self.flags: set[str] = set()
 
     # Sources.
 
@@ -104,6 +104,8 @@ class Tracer(TorchDispatchMode):
     # Host scalars.
 
     def _item(self, tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._constant(tensor)
         value = self.aliases.fresh_value(tensor)
         constant = getattr(tensor, "constant", None)
         is_literal = constant is not None and value.call.kind == "constant"
@@ -111,8 +113,9 @@ class Tracer(TorchDispatchMode):
         if same is not None:
             with _disable_current_modes():
                 return same[0].item()
+        self.flags |= constant_folding.flags_behind(value)
         number = self.item_of(value)
-        if self.may_read_numbers or _is_in_optimizer():
+        if self.may_read_numbers or is_in_optimizer():
             self.permitted_reads.add(number.call)
         assert number.kind is not None
         node = HostNode(self.scalars, number, number.kind)
@@ -385,15 +388,3 @@ class Tracer(TorchDispatchMode):
             self.aliases.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
-
-
-def _is_in_optimizer() -> bool:
-    """Whether an optimizer takes its step: norms that it reads as numbers are as late as it is."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(
-            frame.f_locals.get("self"), torch.optim.Optimizer
-        ):
-            return True
-        frame = frame.f_back
-    return False

@@ -17,6 +17,7 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     KeptTensors,
     new_caches,
 )
+from pardnn.backends.torch.capture.flags import Flags
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.selection import Selection
@@ -61,6 +62,7 @@ class Traces:
         fake_cache: Fake results that all traces share.
         whole_of: Returns the geometry of the whole, where a live tensor is a shard.
         recorders: Stand for what the step only fills or tells.
+        flags: Buffers that are taken for what they hold.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
         cached: What the tensors in them are made of.
@@ -77,6 +79,7 @@ class Traces:
     fake_cache: FakeCache
     whole_of: WholeOf
     recorders: Recorders
+    flags: Flags
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
     cached: Made = field(default_factory=dict)
@@ -99,7 +102,7 @@ class Traces:
 
     def objects(self) -> ObjectGraph:
         """Return what the step reaches now."""
-        return walk_objects(self.step, self.args)
+        return self.flags.without(walk_objects(self.step, self.args))
 
     def sources(self) -> tuple[Source, ...]:
         """Return the sources of the step as of now."""
@@ -180,6 +183,7 @@ class Traces:
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
         tracer.scalars.questions, tracer.aliases.caches = questions, self.caches
+        tracer.flags = self.flags.asked
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         _add_sources(trace, tensors, placeholders, initial, objects)

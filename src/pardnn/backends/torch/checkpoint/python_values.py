@@ -182,7 +182,8 @@ def set_values(
             for group, new in zip(value.param_groups, saved["param_groups"], strict=True):
                 _update(group, new)
             for parameter, state in value.state.items():
-                _update(state, saved["state"].get(names.get(id(parameter), ""), {}))
+                if id(parameter) in names:
+                    _update(state, saved["state"].get(names[id(parameter)], {}))
         elif isinstance(value, SCHEDULERS):
             value.load_state_dict(saved)
         elif isinstance(value, torch.amp.GradScaler):

@@ -1,9 +1,10 @@
 """Tensors that a graph has as constants: whether they still hold what they held at capture.
 
 Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
-step computes with the real tensor, and the graph with its content. `t.mul_(0.9)` between two calls
-changes no object that the guards compare. Rank 0 alone has traced the step and knows the tensor, so
-several ranks cannot capture again together: it is refused there.
+step computes with the real tensor, and the graph with its content; so it does with a flag in a
+buffer that it branches on (`capture.flags`). `t.mul_(0.9)` between two calls changes no object
+that the guards compare, and another step may move a flag to another rank. Rank 0 alone has traced
+the step and knows the tensor, so several ranks cannot capture again together: it is refused there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from pardnn.backends.torch.capture.refusals.unsupported import at
 from pardnn.backends.torch.capture.trace_ir import Value
 from pardnn.backends.torch.user_step.guards.item import Change
+from pardnn.backends.torch.user_step.sources import WholeOf, is_whole
 from pardnn.errors import MismatchError
 
 #: Of all constants of a graph, whose bytes are compared at each call, 1 us a KiB. Of the others
@@ -29,12 +31,17 @@ class Constants:
     Args:
         tensors: With their values in the trace.
         is_alone: Whether there is one rank.
+        whole_of: Returns the whole of a tensor that ranks hold in parts, or one of them.
     """
 
     def __init__(
-        self, tensors: Iterable[tuple[torch.Tensor, Value]] = (), *, is_alone: bool = True
+        self,
+        tensors: Iterable[tuple[torch.Tensor, Value]] = (),
+        *,
+        is_alone: bool = True,
+        whole_of: WholeOf = is_whole,
     ) -> None:
-        self._is_alone = is_alone
+        self._is_alone, self._whole_of = is_alone, whole_of
         self._held: list[tuple[weakref.ref[torch.Tensor], int, bytes, str]] = []
         rest = _MAX_BYTES
         for tensor, value in tensors:
@@ -56,12 +63,14 @@ class Constants:
             if tensor is None:
                 continue
             same = _content(tensor) == content if content else _version(tensor) == version
+            same &= self._is_alone or self._whole_of(tensor) is None
             if not (same or self._is_alone):
                 raise MismatchError(
                     f"{name} was written since capture.\nCapture cannot replace it there (an "
-                    "attribute of a class or module, a set,\na bound method), and keeps what it "
-                    "held as a constant.\nKeep it in an attribute of an object, in a list or a "
-                    "dictionary, or pass it\nas an argument: there it is read at each call.",
+                    "attribute of a class or module, a set,\na bound method), or the step takes "
+                    "another way by it: the graph keeps what\nit held as a constant.\n"
+                    "Keep it in an attribute of an object, in a list or a dictionary, or pass it\n"
+                    "as an argument: there it is read at each call. Make a flag a bool of Python.",
                     code="E509",
                 )
             if not same:

@@ -117,6 +117,7 @@ class Maker:
         self._filled: set[str] = set()  # containers that some path of the step only fills
         self._live: set[str] = set()  # numbers that the graphs read at every call
         self._fixed: set[str] = set()  # those that no graph could
+        self._flags: set[str] = set()  # buffers that graphs take for what they hold
         # What the tensors are made of that the step keeps, by name and geometry.
         self._kept: dict[Any, str] = {}
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
@@ -163,7 +164,9 @@ class Maker:
         text = told(changes) or "the values of the first call"
         return Variant(
             number, executor, binding, frozenset(shared.uncarried), shared.made, text,
-            Constants(shared.constants, is_alone=world.size == 1),
+            Constants(
+                shared.constants, is_alone=world.size == 1, whole_of=self._state.whole_of
+            ),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -269,7 +272,7 @@ class Maker:
         wanted = (self._live | _changed_numbers(self._step, args, changes)) - self._fixed
         captured = capture_step(
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
-            filled=self._filled, live=wanted,
+            filled=self._filled, live=wanted, flags=self._flags,
         )  # fmt: skip
         for name, (geometry, made_of) in captured.made_anew.items():
             if self._kept.setdefault((name, geometry), made_of) != made_of:
@@ -277,6 +280,7 @@ class Maker:
         self._filled.update(filled_names(captured.graph))
         self._fixed |= wanted - captured.live
         self._live |= captured.live
+        self._flags.update(captured.flags)
         graph, middle = captured.graph, time.perf_counter()
         if captured.made_anew and self._is_first:
             not_left(tuple(captured.made_anew))

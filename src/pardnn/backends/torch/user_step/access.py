@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pardnn.errors import MismatchError, shown
 
@@ -64,7 +65,7 @@ class SpreadObjects:
                     self._guard_module(f"{name}.{path}" if path else name, module)
         for name, optimizer in optimizers.items():
             held = [p for group in optimizer.param_groups for p in group["params"]]
-            held += [v for state in optimizer.state.values() for v in state.values()]
+            held += tree_leaves(list(optimizer.state.values()))
             if any(id(value) in spread for value in held) and optimizer not in self._guarded:
                 self._guarded.add(optimizer)
                 self._guard_optimizer(name, optimizer)

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
+    HOOK_TABLES,
     VIEWS,
     Entry,
     GlobalName,
@@ -70,11 +71,6 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
     }.items()
     for key in keys
 }  # fmt: skip
-#: Functions that run at a step without being named by it.
-HOOK_TABLES = frozenset({
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
-})  # fmt: skip
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.

@@ -15,6 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+#: Functions that run at a step without being named by it.
+HOOK_TABLES = frozenset({
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
+})  # fmt: skip
 #: What shows a dictionary, and holds nothing itself.
 VIEWS = (types.MappingProxyType, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
 

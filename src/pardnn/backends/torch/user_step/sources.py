@@ -372,6 +372,13 @@ def _missing(
     tensors = {name: source.get() for name, source in parameters.items()}
     for name, owner in state_owners(wanted, tensors, stateful).items():
         made.setdefault(name, state_source(name, owner))
+    for entry in stateful:
+        if isinstance(entry.value, torch.optim.Optimizer):
+            # Of all parameters together, as MADGRAD counts: `self.state["k"]`.
+            of_all = {n: n.removeprefix(f"{entry.name}.state.") for n in wanted if n not in made}
+            shared = {n: key for n, key in of_all.items() if key != n and "." not in key}
+            slots = {n: Slot(entry.value.state, key) for n, key in shared.items()}
+            made |= {n: Source(n, "state", (slot,)) for n, slot in slots.items()}
     return [made[op.name] for op in graph.ops if op.name in made]
 
 

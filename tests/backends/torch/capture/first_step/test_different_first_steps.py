@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import types
 from collections.abc import Callable
@@ -134,6 +135,9 @@ class Opening(torch.optim.SGD):
 class Biased(torch.nn.Linear):
     """Fills a buffer that is None when it first runs, as ALiBi's distances are kept."""
 
+    slopes: torch.Tensor
+    distances: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__(3, 3)
         self.register_buffer("slopes", torch.tensor([0.5, 0.25, 2.0]))
@@ -161,6 +165,35 @@ def test_a_buffer_that_is_none_before_the_first_step() -> None:
         return step, (model, optimizer, x, y), [model, optimizer]
 
     assert assert_leaves_as_eager(make, 3) == 2
+
+
+class Counting(torch.optim.SGD):
+    """Counts for all parameters together, as MADGRAD does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        state: Any = self.state
+        if "k" not in state:
+            state["k"] = torch.tensor([0])
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1 * math.pow(state["k"] + 1, 0.5))
+        state["k"] += 1
+
+
+def test_a_state_of_all_parameters_together() -> None:
+    def make() -> Any:
+        model, x, y = small()
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, Counting(model.parameters(), lr=0.1), x, y)
+
+    stepping.assert_as_eager(make, sizes=(2,))
 
 
 @pytest.mark.parametrize("how", ["replaced", "filled"])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from pardnn.backends.torch.capture.numbers.texts import marks_in
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at, text_of_a_number
-from pardnn.errors import UnsupportedError, printable, shown
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, printable, shown
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -198,13 +199,20 @@ def hashed_number(where: str | None) -> UnsupportedError:
     )
 
 
-def raises_again(raised: BaseException, where: str | None) -> UnsupportedError:
+def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     """Return E804: a step that raises when it is run a second time from where it began.
 
     Args:
-        raised: The user's exception, of a trace after the first.
-        where: "file.py:line" of the user's code that raised; None if unknown.
+        error: Of a trace after the first, with the user's exception as its cause.
+        locator: Of the first trace; None if it is that one which has failed.
+
+    Returns:
+        The error itself, where it says nothing of a second run.
     """
+    raised = error.__cause__
+    if locator is None or raised is None:
+        return error
+    where = locator.line_of(raised)
     if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")

@@ -37,6 +37,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import swa_utils
+from torch.utils._pytree import tree_leaves
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, folded_list
 from pardnn.backends.torch.capture.numbers.left_behind import reads
@@ -217,7 +218,7 @@ def _step_unless_skipped(
     overflows = list(optimizer_state["found_inf_per_device"].values())
     is_skipped = torch.stack([flag.to(overflows[0].device) for flag in overflows]).sum() != 0
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    held += [t for state in optimizer.state.values() for t in state.values()]
+    held += tree_leaves(list(optimizer.state.values()))
     with undone_where(tracer, is_skipped, [t for t in held if isinstance(t, torch.Tensor)]):
         return optimizer.step(*args, **kwargs)
 

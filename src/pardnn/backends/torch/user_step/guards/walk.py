@@ -39,7 +39,7 @@ from pardnn.backends.torch.user_step.guards.parameter import (
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.object_graph import HOOK_TABLES, attributes_of
+from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
@@ -47,7 +47,13 @@ from pardnn.backends.torch.user_step.references import (
     is_reference,
     referred,
 )
-from pardnn.backends.torch.user_step.slots import VIEWS, behind_view, dotted, slots_of_class
+from pardnn.backends.torch.user_step.slots import (
+    HOOK_TABLES,
+    VIEWS,
+    behind_view,
+    dotted,
+    slots_of_class,
+)
 from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, UsedNames, imported_modules
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
