@@ -280,9 +280,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         for i, (key, item) in enumerate(list(value.items())):
             if _is_skipped(item, entry.numeric):
                 continue
-            # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-            # it would be all its numbers, which fails under some modes, too. Hooks are keyed by
-            # how many the process has registered before.
+            # Optimizer state is keyed by parameter, whose name is known at the end (its text, all
+            # its numbers, fails under some modes); hooks by how many the process had before.
             at = f"<{id(key)}>" if isinstance(key, torch.Tensor) else i if is_hooks else key
             yield entry.child(at, item, value)._replace(slot=Slot(value, key))
     elif isinstance(value, _SEQUENCES):
