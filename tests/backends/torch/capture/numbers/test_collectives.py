@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as functional
 
 from pardnn.backends.torch.capture.capture import capture
@@ -18,7 +19,7 @@ from tests.backends.torch.stepping import small
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    dist.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
     yield
     dist.destroy_process_group()
 
