@@ -22,6 +22,7 @@ from typing import Any
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.key_orders import note_orders
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
+from pardnn.backends.torch.capture.choices.flags import Flags
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, first_difference
 from pardnn.backends.torch.capture.first_step.first_use import (
@@ -41,7 +42,6 @@ from pardnn.backends.torch.capture.first_step.opening import (
     created_states,
     left_gradients,
 )
-from pardnn.backends.torch.capture.flags import Flags
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects

@@ -27,6 +27,7 @@ from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_
 from pardnn.backends.torch.capture.numbers.questions import NoCheck
 from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace, is_in_optimizer
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.collectives import collective
 from pardnn.backends.torch.capture.rewrites.tensor_checks import CHECKS, tensor_check
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
@@ -165,6 +166,8 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         if sig.role == "no effect":
             return None
+        if sig.role == "collective":
+            raise collective(func._schema.name, self.locator.line())
         if sig.role == "fused rnn" and not is_too_large_to_run(args):
             return self._call(func, sig, args, kwargs)
         if sig.role in ("unknown workspace", "fused rnn"):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 
+from pardnn.backends.torch.capture.choices.flags import Flags
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.cached_tensors import Made, check_cached, keep_cached
@@ -17,7 +18,6 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     KeptTensors,
     new_caches,
 )
-from pardnn.backends.torch.capture.flags import Flags
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.selection import Selection
@@ -187,9 +187,8 @@ class Traces:
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         _add_sources(trace, tensors, placeholders, initial, objects)
-        made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
-        trace.gradients = made
-        _add_sources(trace, gradients, made, initial, objects)
+        trace.gradients = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
+        _add_sources(trace, gradients, trace.gradients, initial, objects)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())

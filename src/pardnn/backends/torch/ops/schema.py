@@ -35,6 +35,7 @@ _VIEWS_IN_PLACE = frozenset({
 })  # fmt: skip
 #: Only their device can tell how much memory they keep for the backward pass.
 _UNKNOWN_WORKSPACES = frozenset({"aten::_cudnn_rnn", "aten::miopen_rnn"})
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 #: Namespaces of queries about a tensor and of profiler marks, which compute nothing.
 _QUERIES = frozenset({"prim", "profiler"})
 _NO_EFFECT = frozenset({"aten::_assert_scalar", "aten::_assert_tensor_metadata"})
@@ -171,6 +172,8 @@ def _role(op: torch._ops.OpOverload) -> str | None:
     name = op._schema.name
     if op.namespace in _QUERIES:
         return "query"
+    if op.namespace in _COLLECTIVES:
+        return "collective"
     if name in _NO_EFFECT:
         return "no effect"
     if name in _UNKNOWN_WORKSPACES:

@@ -2,7 +2,7 @@
 
 Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
 step computes with the real tensor, and the graph with its content; so it does with a flag in a
-buffer that it branches on (`capture.flags`). `t.mul_(0.9)` between two calls changes no object
+buffer that it branches on (`choices.flags`). `t.mul_(0.9)` between two calls changes no object
 that the guards compare, and another step may move a flag to another rank. Rank 0 alone has traced
 the step and knows the tensor, so several ranks cannot capture again together: it is refused there.
 """
