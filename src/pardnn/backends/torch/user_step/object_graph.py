@@ -264,7 +264,8 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 def _beside_items(entry: Entry) -> Iterator[Entry]:
     """Yield the dictionary of attributes that a container of a class of one's own may have."""
     value = entry.value
-    is_own = type(value).__module__ not in ("builtins", "collections")
+    package = type(value).__module__.partition(".")[0]
+    is_own = package not in ("builtins", "collections", "pardnn")  # lists that record are of pardnn
     if is_own and isinstance(value, dict | tuple | list | deque) and hasattr(value, "__dict__"):
         yield entry.child("__dict__", value.__dict__, numeric=False)
 

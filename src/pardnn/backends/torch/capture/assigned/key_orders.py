@@ -12,12 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.user_step.held_numbers import objects_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import ordered_keys
 
 Orders = Mapping[str, list[Any]]
+#: Nobody asks for the order of their attributes, and a scheduler adds some to an optimizer at its
+#: first step alone: graphs of a new run and of one that goes on would differ.
+_NO_ORDER = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+)
 
 
 def key_orders(objects: ObjectGraph, *, is_first: bool) -> dict[str, list[Any]]:
@@ -31,7 +40,7 @@ def key_orders(objects: ObjectGraph, *, is_first: bool) -> dict[str, list[Any]]:
     return {
         name: [*keys]
         for name, holder, content in objects.contents
-        if (is_first or isinstance(holder, dict))
+        if (isinstance(holder, dict) or (is_first and not isinstance(holder, _NO_ORDER)))
         and (keys := ordered_keys(holder)) is not None and named.get(name) is holder
         and "<" not in name and all(isinstance(key, str | int) for key in keys)
         and [*keys] != [key for key in content if key in keys or isinstance(holder, dict)]
