@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.sweep.idioms_layers import CASES as OF_LAYERS
 from bench.sweep.idioms_models import CASES as OF_MODELS
 from bench.sweep.idioms_numbers import CASES as OF_NUMBERS
 from bench.sweep.idioms_torch import CASES as OF_TORCH
@@ -9,4 +10,6 @@ from bench.sweep.idioms_updates import CASES as OF_UPDATES
 from bench.sweep.idioms_values import CASES as OF_VALUES
 from bench.sweep.steps import Factory
 
-CASES: dict[str, Factory] = {**OF_UPDATES, **OF_MODELS, **OF_VALUES, **OF_NUMBERS, **OF_TORCH}
+CASES: dict[str, Factory] = {
+    **OF_UPDATES, **OF_MODELS, **OF_VALUES, **OF_NUMBERS, **OF_TORCH, **OF_LAYERS
+}  # fmt: skip

@@ -161,6 +161,8 @@ def eager(factory: Factory, graph: Graph, seed: int = 0) -> Row:
     for call in range(STEPS):
         next_batch(args, call)
         losses.append(_value(step(*args)))
+    # Once more: what the step replaces (a list of SOAP's state) is in no place of before.
+    held = [*held, *sources(step, args, graph)]
     return {"losses": losses, "state": {each.name: as_list(each.get()) for each in held}}
 
 

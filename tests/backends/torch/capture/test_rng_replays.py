@@ -17,6 +17,7 @@ from pardnn.errors import FileError, UnsupportedError
 from tests.backends.torch import executors, models
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.plans import random_plan
+from tests.backends.torch.stepping import assert_as_eager
 
 
 def layers() -> Any:
@@ -148,6 +149,50 @@ def test_a_state_that_is_kept_is_none_either():
     step, args = entry(forward)()
     with pytest.raises(UnsupportedError, match=r"reads the state of .* \(.*test_rng_replays"):
         capture(step, *args)
+
+
+class Reversible(torch.autograd.Function):
+    """Keeps no result: the backward pass computes it again from the state that the block keeps."""
+
+    @staticmethod
+    def forward(ctx, x, block):
+        ctx.block, ctx.x = block, x.detach()
+        return block.drawn(ctx.x)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            x = ctx.x.requires_grad_()
+            torch.set_rng_state(ctx.block.state)
+            ctx.block.layers(x).backward(grads[0])
+        return x.grad, None
+
+
+class Block(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.state = layers, None
+
+    def drawn(self, x):
+        self.state = torch.get_rng_state()
+        with torch.no_grad():
+            return self.layers(x)
+
+
+def test_a_state_that_a_module_keeps_for_the_backward_pass():
+    def make():
+        model, optimizer, x, y = layers()
+        blocks = nn.Sequential(Block(model[:2]), Block(model[2:4]))
+
+        def step(blocks, head, optimizer, x, y):
+            h = x.detach().requires_grad_()
+            for block in blocks:
+                h = Reversible.apply(h, block)
+            return models.train(head, optimizer, F.cross_entropy(head(h), y))
+
+        return step, (blocks, model[4], optimizer, x, y)
+
+    assert_as_eager(make, sizes=(1, 2), is_followed=True)
 
 
 def test_traces_begin_in_other_states():

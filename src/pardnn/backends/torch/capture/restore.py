@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pardnn.backends.torch.capture.refusals.random_states import RandomState
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.slots import (
@@ -190,6 +191,8 @@ def _changes_of(
             if isinstance(key, torch.Tensor):
                 continue
             missing = (key in then) != (key in now)
+            if isinstance(state := now.get(key), RandomState) and state.is_set:
+                continue
             if missing or differs(now[key], then[key]):
                 was, new = then.get(key), now.get(key)
                 change = Changed(slot_of(holder, key), was, new, is_new=key not in then)

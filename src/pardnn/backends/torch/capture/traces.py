@@ -25,7 +25,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
-from pardnn.backends.torch.capture.refusals.random_states import begin_elsewhere
+from pardnn.backends.torch.capture.refusals.random_states import RandomState, begin_elsewhere
 from pardnn.backends.torch.capture.refusals.tensor_questions import check_told_apart
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.rewrites.tables import tables_inserted, tables_of
@@ -102,7 +102,9 @@ class Traces:
 
     def objects(self) -> ObjectGraph:
         """Return what the step reaches now."""
-        return self.flags.without(walk_objects(self.step, self.args))
+        found = self.flags.without(walk_objects(self.step, self.args))
+        found.tensors = [e for e in found.tensors if not isinstance(e.value, RandomState)]
+        return found
 
     def sources(self) -> tuple[Source, ...]:
         """Return the sources of the step as of now."""

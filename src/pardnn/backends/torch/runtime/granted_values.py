@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ class GrantedValues:
         self._numbers = [_of_number(op) for op in numbers]
         self._of_batch: list[str] = []
         held = [(name, entry.slot, value) for name, entry, value in settings if entry.slot]
-        self._settings = [(name, value) for name, _, value in held]
+        self._settings = [(name, _plain(value)) for name, _, value in held]
         self._slots = [slot for _, slot, _ in held]
         self._getters = [_getter(slot) for slot in self._slots]
         self._equal = [ABSENT] * len(held)
@@ -106,11 +107,16 @@ class GrantedValues:
         found = [
             Change(name, captured, value)
             for (name, captured), value in zip(self._settings, values, strict=True)
-            if type(value) is not type(captured) or value != captured
+            if type(_plain(value)) is not type(captured) or _plain(value) != captured
         ]
         if not found:
             self._equal = values
         return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a member of an enumeration as graphs have it, any other value as it is."""
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _of_number(op: Op) -> tuple[str, Any, Any, bool]:

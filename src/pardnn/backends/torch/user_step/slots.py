@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -242,7 +242,12 @@ def behind_view(holder: Any) -> Any:
 
 
 def _held(holder: Any, key: Any) -> Any:
-    return holder.cell_contents if isinstance(holder, types.CellType) else items_of(holder)[key]
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    items = items_of(holder)
+    if isinstance(items, defaultdict) and key not in items:
+        raise KeyError(key)  # to look makes nothing
+    return items[key]
 
 
 def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:

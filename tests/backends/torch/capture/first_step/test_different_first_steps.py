@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import random
 import types
@@ -167,16 +168,21 @@ def test_a_buffer_that_is_none_before_the_first_step() -> None:
     assert assert_leaves_as_eager(make, 3) == 2
 
 
+class Norm(enum.IntEnum):
+    SIGN = 1
+
+
 class Counting(torch.optim.SGD):
-    """Counts for all parameters together, as MADGRAD does."""
+    """Counts for all parameters together, as MADGRAD does, and keeps a mean as EmoNavi does."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         state: Any = self.state
         if "k" not in state:
             state["k"] = torch.tensor([0])
+        state["mean"] = 0.5 * state.setdefault("mean", 1.0)
         for p in self.param_groups[0]["params"]:
-            p.sub_(p.grad, alpha=0.1 * math.pow(state["k"] + 1, 0.5))
+            p.sub_(p.grad, alpha=0.1 * math.pow(state["k"] + 1, 0.5) * (1 - state["mean"]))
         state["k"] += 1
 
 
@@ -191,9 +197,11 @@ def test_a_state_of_all_parameters_together() -> None:
             optimizer.step()
             return loss
 
-        return step, (model, Counting(model.parameters(), lr=0.1), x, y)
+        optimizer = Counting(model.parameters(), lr=0.1)
+        optimizer.param_groups[0]["norm"] = Norm.SIGN  # a graph has it as 1
+        return step, (model, optimizer, x, y)
 
-    stepping.assert_as_eager(make, sizes=(2,))
+    stepping.assert_as_eager(make, sizes=(2,), is_followed=True)
 
 
 @pytest.mark.parametrize("how", ["replaced", "filled"])

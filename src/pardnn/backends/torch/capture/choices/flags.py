@@ -19,7 +19,7 @@ import torch
 
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import WholeOf, is_on_meta, sources_of
-from pardnn.errors import PardnnError
+from pardnn.errors import PardnnError, UnsupportedError
 
 
 class Flags:
@@ -72,8 +72,15 @@ class Flags:
             self._refused = error
             self._take(new)
             return
-        is_written = error.code in ("E801", "E804") and self._refused is not None
-        raise (self._refused if is_written and self._refused else error) from error.__cause__
+        if error.code in ("E801", "E804") and self._refused is not None:
+            raise UnsupportedError(
+                f"{self._refused.message}\n"
+                "A flag in a buffer decides, and the step sets it: run one step of your own\n"
+                "before capturing. What it holds then is taken for granted.",
+                code="E802",
+                details=self._refused.details,
+            ) from error.__cause__
+        raise error from error.__cause__
 
 
 def is_flag(tensor: object) -> bool:

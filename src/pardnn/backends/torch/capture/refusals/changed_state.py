@@ -14,14 +14,18 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     """Return E804: Python state that differs after the step."""
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
+    advice = "Move it out of the step: collect and compare what it returns, after it has returned."
+    if ".param_groups." in f".{first}":  # D-Adaptation, for one
+        advice = "What an optimizer makes at its first step is there after one step of your own."
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
-        "at capture, and never again. pardnn follows numbers that the step changes by arithmetic,\n"
-        "lists and dictionaries that it fills but does not read, and what it assigns: numbers,\n"
-        "strings, tensors, containers, objects of classes that it names.\n"
-        "Move it out of the step: collect and compare what the step returns, after it has "
-        "returned.",
+        "at capture, and never again. pardnn follows numbers that the step changes by arithmetic,
+"
+        "lists and dictionaries that it fills but does not read, and what it assigns: numbers,
+"
+        "strings, tensors, containers, objects of classes that it names.
+" + advice,
         "E804",
         changed=list(names),
     )

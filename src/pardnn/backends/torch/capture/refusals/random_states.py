@@ -15,6 +15,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,11 +25,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import UnsupportedError
 
 _STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"),
            (torch.cuda, "get_rng_state"))  # fmt: skip
+#: torch itself keeps states for what it runs again, as `torch.utils.checkpoint` does.
+_TORCH = str(Path(torch.__file__).parent)
 #: Of a state they make one that is the same.
 _COPIES = frozenset({"clone", "detach", "cpu", "contiguous", "__deepcopy__"})
 #: Ask for what every state is.
@@ -41,10 +43,12 @@ class RandomState(torch.Tensor):
     Attributes:
         where: Returns the user's line that runs.
         made: The line that has asked for it.
+        is_set: Whether the step has gone back to it: where it keeps it is its own business.
     """
 
     where: Callable[[], str | None]
     made: str | None
+    is_set: bool = False
 
     @classmethod
     def __torch_function__(
@@ -80,8 +84,21 @@ def states_refused(
             real = getattr(owner, name)
             others[id(real)] = others.get(id(real)) or _returning_states(real, where)
             stack.enter_context(mock.patch.object(owner, name, others[id(real)]))
+        noting = _noting(torch.random.set_rng_state)
+        others[id(torch.random.set_rng_state)] = noting
+        for owner in (torch, torch.random):
+            stack.enter_context(mock.patch.object(owner, "set_rng_state", noting))
         replace_globals(stack, functions, others)
         yield
+
+
+def _noting(real: Callable[..., Any]) -> Callable[..., Any]:
+    def set_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(new_state, RandomState):
+            new_state.is_set = True
+        return real(new_state, *args, **kwargs)
+
+    return set_state
 
 
 def _returning_states(
@@ -89,7 +106,7 @@ def _returning_states(
 ) -> Callable[..., torch.Tensor]:
     def state_of(*args: Any, **kwargs: Any) -> torch.Tensor:
         found = real(*args, **kwargs)
-        if is_library_file(sys._getframe(1).f_code.co_filename):
+        if sys._getframe(1).f_code.co_filename.startswith(_TORCH):
             return found
         with _disable_current_modes():
             state = found.as_subclass(RandomState)
