@@ -20,12 +20,9 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
-        "at capture, and never again. pardnn follows numbers that the step changes by arithmetic,
-"
-        "lists and dictionaries that it fills but does not read, and what it assigns: numbers,
-"
-        "strings, tensors, containers, objects of classes that it names.
-" + advice,
+        "at capture, and never again. pardnn follows numbers that the step changes by arithmetic,\n"
+        "lists and dictionaries that it fills but does not read, and what it assigns: numbers,\n"
+        "strings, tensors, containers, objects of classes that it names.\n" + advice,
         "E804",
         changed=list(names),
     )
