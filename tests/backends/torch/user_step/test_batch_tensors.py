@@ -275,7 +275,7 @@ def with_gradient() -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "a Marked": (lambda: torch.ones(5, 4).as_subclass(Marked), "E801"),
     "computed from": (lambda: torch.ones(5, 4, requires_grad=True) * 2, "E801"),
-    "with a gradient": (with_gradient, "E801"),
+    "has a gradient": (with_gradient, "E801"),
 }
 
 
