@@ -169,17 +169,17 @@ def test_mutants() -> None:
              if int(row["mutants"]) > 10}  # fmt: skip
     least, most = (f(share, key=lambda name: float(share[name])) for f in (min, max))
     found = f"{rounded(whole['share caught'], 1)} % were found"
-    text = f"of {whole['mutants']} in a fresh sample {found}, from {share[least]} % in `{least}`"
+    text = f"of {whole['mutants']} in a fresh sample, {found}, from {share[least]} % in `{least}`"
     assert f"{text} to {share[most]} % in `{most}`" in PAPERS
     found_in_time = int(whole["caught"]) + int(whole["timed out"])
     assert found_in_time - math.ceil(0.85 * int(whole["mutants"])) == 4
     why = [row["why it survives"] for row in table("2026-11-27_mutants.md", "Survivors", "change")]
     caught = sum(each.startswith("caught since by") for each in why)
     changed = why.count("its code has changed since")
-    text = f"Of the {len(why)} others {caught} are caught by tests written since, the code of"
-    assert f"{text} {changed} has changed, and each of the rest has a reason" in PAPERS
+    text = f"Of the other {len(why)}, {caught} are caught by tests written since, the code of"
+    assert f"{text} {changed} has changed, and the page gives a reason for each" in PAPERS
     assert not {each for each in why if each.startswith("no test")}
-    assert "four more than the goal, 85 %" in PAPERS
+    assert "four more than the goal of 85 %" in PAPERS
 
 
 def test_second_calls_beside_checkpoints() -> None:
