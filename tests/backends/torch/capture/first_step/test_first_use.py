@@ -13,7 +13,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.capture.first_step.first_use import caches_with_fakes
+from pardnn.backends.torch.capture.first_step.first_use import KeptTensors, caches_with_fakes
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch import models
@@ -393,3 +395,13 @@ def test_tensors_deep_in_what_a_cache_holds_are_found(size: int | None, hold: An
     cache = functools.lru_cache(size)(lambda _: hold(mode.from_tensor(torch.zeros(2))))
     cache(1)
     assert [found for found, _ in caches_with_fakes(mode)] == [cache]
+
+
+def test_a_tensor_whose_place_is_gone_is_not_made() -> None:
+    """Each step makes the dictionary anew that holds it, as augmentations of kornia do."""
+    mode = FakeTensorMode()
+    first, later = (Tracer(mode, Locator({}, is_silent=True)) for _ in range(2))
+    with mode, first:
+        kept = torch.ones(2) * 3
+    value = first.aliases.value(kept)
+    assert KeptTensors(first.calls, {"model.params.shape": value}).make({}, later, mode) == []

@@ -82,6 +82,8 @@ class KeptTensors:
             tensors = record_again(list(self.values.values()), self.calls)
         made: list[tuple[Source, Storage | None, int]] = []
         for name, tensor in zip(self.values, tensors, strict=True):
+            if name not in sources:  # in a dictionary that each step makes anew, and it with it
+                continue
             storage = tracer.aliases.value(tensor).storage
             made.append((sources[name], storage, len(storage.writes) if storage else 0))
             sources[name].set(tensor)
