@@ -414,6 +414,16 @@ def test_a_mixed_plan_is_repaired_for_other_devices_limits_steps_and_demands() -
     assert "planned from scratch" in " ".join(alone.notes)
 
 
+def test_a_mixed_plan_to_start_from_may_be_edited() -> None:
+    """As other plans: an op is placed elsewhere by hand, and the messages no longer fit."""
+    start = planned("tofu*pardnn", None)
+    name = next(name for name in start.placement if name.startswith("addmm@"))
+    placement = {**start.placement, name: (start.placement[name] + 2) % 4}
+    found = started(dataclasses.replace(start, placement=placement), islands(2, 2))
+    assert found.partition is not None
+    assert plan_problems(graph(), found) == []
+
+
 def test_a_mixed_plan_to_start_from_fits_a_new_limit() -> None:
     start = planned("tofu*pardnn", None)
     assert start.predicted is not None

@@ -19,14 +19,14 @@ from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.pieces import Pieces
-from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, plan_from_arrays
+from pardnn.plan.plan import Plan, PlanArrays, plan_from_arrays
 from pardnn.planner.algorithms import BEFORE, SHARDED, mixed_parts
 from pardnn.planner.microbatches.best import Best
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import check_fixed
-from pardnn.planner.start.earlier import devices_now, fixed_state
+from pardnn.planner.start.earlier import devices_now, fixed_state, plan_before
 from pardnn.planner.start.near import itself
 from pardnn.planner.steering.preferences import unmet_by
 from pardnn.planner.submesh.columns import Columns, columns_of
@@ -119,10 +119,9 @@ def _cut_near(problem: Problem, start: Plan, name: str) -> _Near:
     pieces, cut = (None, free) if count == 1 else problem_in_pieces(free, count, 1)
     columns = columns_of(problem, cut, _sharding(problem, cut, start))
     is_same = partition.ops == columns.made.partition.ops
-    same_devices = devices_now(start, problem.cluster) == [*range(problem.cluster.num_devices)]
     plain = dataclasses.replace(start, partition=None, pieces=None, constraints=None)
-    local = plan_arrays(columns.local, plain) if is_same and same_devices else None
-    return _Near(problem, start, name, pieces, columns, local)
+    local = plan_before(columns.local, plain, problem.cluster) if is_same else None
+    return _Near(problem, plain, name, pieces, columns, local)
 
 
 def _sharding(problem: Problem, cut: Problem, start: Plan) -> Sharding:
@@ -163,9 +162,11 @@ def _as_it_was(near: _Near) -> Outcome:
     problem, columns = near.problem, near.columns
     if near.local is None:
         raise InfeasibleError("the start plan is for another step or other devices")
-    plain = dataclasses.replace(near.start, partition=None, pieces=None, constraints=None)
     local = dataclasses.replace(
-        problem.with_options(constraints=()), graph=columns.local, costs=columns.costs, start=plain
+        problem.with_options(constraints=()),
+        graph=columns.local,
+        costs=columns.costs,
+        start=near.start,
     )
     plan, count = itself(local), len(columns.column.graph.ops)
     timeline = simulate(columns.local, local.machine, plan)
