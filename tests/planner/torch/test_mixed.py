@@ -14,6 +14,9 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.explain.case import opened
+from pardnn.explain.cuts import other_cuts
+from pardnn.explain.submeshes import mixed_of
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.graph.layers import is_within, layers_of, origin
@@ -280,6 +283,15 @@ def test_auto_cuts_inside_of_submeshes_where_layouts_and_devices_are_demanded() 
     assert odd.value.code == "E303"
     assert "model.1" not in odd.value.message
     assert steered(one_device, algorithm="auto").partition is None
+
+
+def test_another_layout_that_a_constraint_forbids_is_told_so() -> None:
+    weight = "model.0.up.weight"
+    case = opened(graph(), steered(pardnn.fix_layout(weight, 1)), "v100")
+    others = other_cuts(case, [weight], mixed_of(case))
+    why = [each.why or "" for each in others if "cut again" in each.what]
+    assert why
+    assert all(each.startswith("constraint: layout") for each in why)
 
 
 def test_a_recipe_that_cuts_otherwise_than_is_demanded_is_told_from_the_search() -> None:

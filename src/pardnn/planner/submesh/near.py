@@ -53,11 +53,11 @@ class _Near(NamedTuple):
 
     Attributes:
         problem: The step, with the plan.
-        start: The plan.
+        start: The plan, as a placement of its local ops.
         name: Its algorithm.
         pieces: Of the batch; None where it is whole.
         columns: Of the step.
-        local: The plan of the local ops, if these are the same; else None.
+        local: The same, if it is a plan of these local ops on these devices; else None.
     """
 
     problem: Problem
