@@ -1,5 +1,6 @@
 """Costs: who is asked first, what is infinite, what is refused."""
 
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -108,6 +109,21 @@ def test_signatures_hold_forms_and_literals_but_no_names():
     assert add("x", "y") == add("y", "x")
     assert len({add("x", "y"), add("x", "x"), add("x", "z"), add("x", "y", 2)}) == 4
     assert text(mm_graph(2, 3, 4), "c") != text(mm_graph(2, 3, 4, "bfloat16"), "c")
+
+
+def test_the_place_of_a_box_is_no_part_of_a_signature_but_its_sizes_are():
+    def text(box, rows):
+        fetched = call("y", "pardnn.fetch", [], [tensor("y", 8, 4)])
+        fetched = dataclasses.replace(
+            fetched,
+            inputs=("x",),
+            arguments={"args": [[8, 4], None, [[{"tensor": "x"}, box]]], "returns": ["y"]},
+        )
+        graph = build_graph("fetch", [source("x", rows, 4), fetched])
+        return signature(graph.ops[1], tensors_by_name(graph))
+
+    assert text([[0, 2], [0, 4]], 2) == text([[6, 8], [0, 4]], 2)
+    assert text([[0, 2], [0, 4]], 2) != text([[0, 3], [0, 4]], 3)
 
 
 def test_strides_are_part_of_a_signature_unless_contiguous():

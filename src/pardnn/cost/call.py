@@ -132,7 +132,8 @@ def signature(op: Op, tensors: Mapping[str, Tensor]) -> str:
     """Text that two ops share exactly if they make the same call on tensors of the same form.
 
     It holds the kind, the literal arguments, and for each tensor its dtype, shape, strides and
-    which arguments are one tensor; no names, so equal layers have equal signatures.
+    which arguments are one tensor; no names, so equal layers have equal signatures. Ops that move
+    tensors of a sharded plan do so whatever the place of each box: its sizes count.
     """
     numbers: dict[str, int] = {}
 
@@ -145,8 +146,25 @@ def signature(op: Op, tensors: Mapping[str, Tensor]) -> str:
     def number(name: str) -> dict[str, int]:
         return {"tensor": numbers.setdefault(name, len(numbers))}
 
-    call = [_rebuilt(part, number) for part in _arguments(op)]
+    call: Any = [_rebuilt(part, number) for part in _arguments(op)]
+    if op.kind.startswith("pardnn."):
+        call = _sized(call)
     return json.dumps([op.kind, *call, [form(name) for name in numbers]], sort_keys=True)
+
+
+def _sized(value: Any) -> Any:
+    """Return encoded arguments with a box, a list of [start, stop], replaced by its sizes."""
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        return {key: _sized(item) for key, item in fields.items()}
+    if not isinstance(value, list):
+        return value
+    items = cast(list[Any], value)
+    if items and all(isinstance(item, list) and len(item) == 2 for item in items):  # pyright: ignore[reportUnknownArgumentType]
+        pairs = cast(list[list[Any]], items)
+        if all(isinstance(end, int) for pair in pairs for end in pair):
+            return [stop - start for start, stop in pairs]
+    return [_sized(item) for item in items]
 
 
 def call_key(op: Op, tensors: Mapping[str, Tensor]) -> Any:

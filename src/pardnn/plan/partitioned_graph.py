@@ -92,6 +92,11 @@ class Partition:
         return hash((self.mesh, len(self.ops)))
 
 
+def is_partitioned(graph: Graph) -> bool:
+    """Return whether a graph is partitioned: its sources then say which shards they are."""
+    return any("shard" in (op.arguments or {}) for op in graph.ops if op.is_source)
+
+
 def filled_later(ops: Iterable[Op]) -> frozenset[str]:
     """Return the tensors that joins and updates read: messages may go into buffers among them."""
     return frozenset(name for op in ops if op.kind in (JOIN, UPDATE) for name in op.inputs)

@@ -96,6 +96,7 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
         busy_s=tuple(timeline.busy(outcome.plan.place, cluster.num_devices).tolist()),
         transfer_bytes=outcome.transfer_bytes,
         planning_s=outcome.planning_s,
+        measuring_s=problem.log.measuring_s,
         moved_ops=outcome.moved_ops,
         dop=degree_of_parallelism(graph.arrays, machine),
         ccr=communication_ratio(graph.arrays, costs, cluster),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, final
 
 from pardnn.plan.plan import Tried
@@ -32,7 +34,6 @@ class SearchLog:
         best: The best complete plan of the problem; None before there is one.
         score: Of the best plan; see `outcome.score`.
         partitioned_ops: Local ops of the cuts that were tried.
-        measuring_s: Seconds spent measuring local ops of cuts.
         without_room: Names of cuts of the problem's own graph that do not fit any device.
         least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
@@ -46,15 +47,33 @@ class SearchLog:
         self.best: Complete | None = None if within is None else within.best
         self.score = (math.inf, math.inf) if within is None else within.score
         self.partitioned_ops = 0
-        self.measuring_s = 0.0
         self.without_room: set[str] = set()
         self.least_ratio: float | None = None
         self._part = part if within is None else within._part + part
+        self._root = self if within is None else within._root
+        self._measuring_s = 0.0
 
     @property
     def seconds(self) -> float:
         """Of the best complete plan of the problem; infinite before there is one."""
         return math.inf if self.best is None else self.best.makespan_s
+
+    @property
+    def measuring_s(self) -> float:
+        """Seconds that the whole search has spent timing ops of cuts and pieces."""
+        return self._root._measuring_s
+
+    @contextmanager
+    def measuring(self, what: str) -> Iterator[None]:
+        """Count, and report, the time in which ops of a plan are timed.
+
+        Args:
+            what: The algorithm that made the plan.
+        """
+        self.trying(f"timing the ops of {what}")
+        begin = time.perf_counter()
+        yield
+        self._root._measuring_s += time.perf_counter() - begin
 
     def trying(self, what: str) -> None:
         """Report what is tried now."""

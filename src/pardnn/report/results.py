@@ -30,7 +30,8 @@ class PlanResult:
     `gap` is makespan / lower bound - 1, `dop` total work / work on the critical path, `ccr` total
     communication / total computation. Lists are per device; an unlimited capacity is null.
     `period_s` is the time per step of many (`sim.period`), `makespan_s` that of a single one.
-    `compile_s` was spent before planning, loading kernels or, if `compiled`, compiling some.
+    `compile_s` was spent before planning, loading kernels or, if `compiled`, compiling some. Of
+    `planning_s`, `measuring_s` went into timing ops, once on a machine.
     """
 
     __pydantic_config__ = STRICT
@@ -52,6 +53,7 @@ class PlanResult:
     ccr: float
     costs: str
     notes: tuple[str, ...] = ()
+    measuring_s: float = 0.0
     compile_s: float = 0.0
     compiled: bool = False
 

@@ -208,12 +208,15 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
     serial, step = result.serial_s, result.makespan_s
     faster = f", {serial / step:.2f} times as fast as one device" if serial and step else ""
     kernels = f"compile kernels, {COMPILATIONS.kept}" if result.compiled else "load kernels"
+    kernels = f"{seconds_text(result.compile_s)} to {kernels}"
+    measured = seconds_text(result.measuring_s)
+    timing = f", {measured} of them timing ops, once" if result.measuring_s >= 1 else ""
     ops = f"{printable(graph.name)}: {len(graph.ops)} ops by {result.algorithm}"
     head = (
         f"{ops} on {cluster_text(cluster)}\n{_step_text(step, result.period_s)}{faster}; "
         f"lower bound {seconds_text(result.lower_bound_s)}, gap {percent_text(result.gap)}\n"
         f"transfers {bytes_text(result.transfer_bytes)}; costs: {result.costs}; planned in "
-        f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to {kernels})"
+        f"{seconds_text(result.planning_s)}{timing} (+ {kernels})"
     )
     columns = ("device", "ops", "peak", "usable", "busy", "idle")
     notes = [f"note: {note}" for note in result.notes]

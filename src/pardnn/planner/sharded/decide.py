@@ -42,9 +42,9 @@ MEMORY_PRICES = (1.0, 8.0, 64.0)
 #: a GPT-2 on two CPU ranks estimates were 0.97 to 1.02 times what was measured.
 UNMEASURED = 1.1
 
-#: Seconds of measuring after which a search measures no further cut: each takes up to a minute,
+#: Seconds of measuring after which a search measures no further cut: each takes some ten seconds,
 #: once on a machine.
-MEASURING_S = 120.0
+MEASURING_S = 60.0
 
 
 def can_shard(graph: Graph) -> bool:
@@ -115,27 +115,28 @@ def decide_sharded(
         raise InfeasibleError(f"it takes an estimated {best.makespan_s:.4g} s")
     planning = time.perf_counter() - started
     if is_measured:
-        best = _measured(problem, best, may_give_up=unless_above is not None)
+        best = _measured(problem, algorithm, best, may_give_up=unless_above is not None)
     plan = replace(best.plan, notes=(*best.plan.notes, *unchecked))
     return best._replace(plan=plan, planning_s=planning)
 
 
-def _measured(problem: Problem, found: ShardedPlan, *, may_give_up: bool) -> ShardedPlan:
+def _measured(
+    problem: Problem, algorithm: str, found: ShardedPlan, *, may_give_up: bool
+) -> ShardedPlan:
     """Measure a cut's local ops.
 
     Raises:
         InfeasibleError: E301, if there is another plan, and the search has measured for long.
     """
-    log, begin = problem.log, time.perf_counter()
-    is_late, threads = may_give_up and log.measuring_s >= MEASURING_S, problem.options.threads
+    log, threads = problem.log, problem.options.threads
+    is_late = may_give_up and log.measuring_s >= MEASURING_S
     if is_late and not known_costs(found.graph, problem.cluster, problem.graph, threads=threads):
         raise InfeasibleError(
             f"not measured: other cuts took {log.measuring_s:.0f} s; it takes an estimated "
             f"{found.makespan_s:.4g} s"
         )
-    found = measured(problem, found)
-    log.measuring_s += time.perf_counter() - begin
-    return found
+    with log.measuring(algorithm):
+        return measured(problem, found)
 
 
 def fitting_plans(

@@ -36,7 +36,7 @@ def seen(name, reads, at):
 
 
 def entries(graph, end=0.0):
-    return profile_in_context(graph, tensors_by_name(graph), end)
+    return profile_in_context(graph, end)
 
 
 def test_values_flow_from_call_to_call():
@@ -110,7 +110,7 @@ def test_a_graph_that_does_not_fit_is_run_within_the_memory(memory, monkeypatch)
         return call_it
 
     monkeypatch.setattr(in_context, "bind", watched)
-    found = profile_in_context(graph, tensors_by_name(graph), 0.0, memory)
+    found = profile_in_context(graph, 0.0, memory)
     assert {signature(op, tensors_by_name(graph)) for op in graph.ops[1:]} == set(found)
     assert max(held) <= memory
     assert len(held) == 2 * 41
@@ -123,7 +123,7 @@ def test_a_call_that_exceeds_the_memory_by_itself_is_left_out():
                  [tensor("after", 8, alias_of="big")], memory="reference")  # fmt: skip
     graph = build_graph("g", [source("x", 2048), big, small, after])
     tensors = tensors_by_name(graph)
-    found = profile_in_context(graph, tensors, 0.0, 4 * 2048 * 2)
+    found = profile_in_context(graph, 0.0, 4 * 2048 * 2)
     assert signature(graph.ops[2], tensors) in found
     assert signature(graph.ops[1], tensors) not in found
 

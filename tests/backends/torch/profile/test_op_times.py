@@ -13,7 +13,7 @@ import torch
 from pardnn.api.run import shared_cores_seconds
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.comm import unix_sockets
-from pardnn.backends.torch.profile import link_times
+from pardnn.backends.torch.profile import link_times, op_alone
 from pardnn.backends.torch.profile import op_times as module
 from pardnn.backends.torch.profile.link_times import cached_links, measure_links
 from pardnn.backends.torch.profile.op_times import cached_table, machine_of, profile_graph
@@ -115,8 +115,8 @@ def test_a_second_profile_measures_nothing(tmp_path, monkeypatch):
     first, stats = profile_graph(graph, folder=tmp_path, progress=lambda *at: seen.append(at))
     assert (stats.measured, stats.cached) == (4, 0)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    monkeypatch.setattr(module, "_measure", lambda *_: pytest.fail("measured again"))
-    monkeypatch.setattr(module, "_overheads", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "measure_alone", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "measure_overheads", lambda *_: pytest.fail("measured again"))
     second, stats = profile_graph(graph, folder=tmp_path)
     assert (stats.measured, stats.cached) == (0, 4)
     assert second == first
@@ -159,7 +159,7 @@ def test_a_known_duration_is_measured(tmp_path):
     graph = one_call("pardnn_profile_test::sleep.default", 4)
     table, _ = profile_graph(graph, folder=tmp_path)
     entry = table.entries[signature(graph.ops[1], tensors_by_name(graph))]
-    assert entry.repetitions >= module.MIN_REPETITIONS
+    assert entry.repetitions >= op_alone.MIN_REPETITIONS
     assert SLEEP_SECONDS <= entry.seconds < 3 * SLEEP_SECONDS
 
 
@@ -174,7 +174,7 @@ def test_more_work_takes_longer(tmp_path):
 
 def test_a_call_that_is_slow_once_is_not_slow(tmp_path, monkeypatch):
     """It was timed twice, with its first run, so half of what loading took was its time."""
-    monkeypatch.setattr(module, "SLOW_SECONDS", SLEEP_SECONDS / 2)
+    monkeypatch.setattr(op_alone, "SLOW_SECONDS", SLEEP_SECONDS / 2)
     monkeypatch.setattr(module, "profile_in_context", lambda *_, **__: {})
     graph = one_call("pardnn_profile_test::slow_at_first.default", 4)
     table, _ = profile_graph(graph, folder=tmp_path, threads=1)

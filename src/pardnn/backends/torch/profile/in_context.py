@@ -20,7 +20,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.evictions import visits
 from pardnn.backends.torch.profile.synthetic_inputs import index_bounds, made_up
-from pardnn.cost.call import is_free, is_view, signature
+from pardnn.cost.call import is_free, is_view, signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, view_signature
 from pardnn.cost.host import available_bytes
 from pardnn.cost.table import Entry
@@ -43,7 +43,7 @@ from pardnn.plan.pieces import piece_number
 #: Timed runs of the graph: at least, at most, and the seconds after which there are no more.
 MIN_RUNS, MAX_RUNS, RUNS_SECONDS = 3, 12, 2.0
 
-#: Share of the free memory that all tensors of a graph may take; none is freed in the estimate.
+#: Share of the free memory that the tensors of a graph may take.
 MEMORY_SHARE = 0.5
 
 #: Hyperparameters on the host, such as a rate or a decay: small, so that parameters stay small.
@@ -69,15 +69,18 @@ class _Item(NamedTuple):
 
 
 def profile_in_context(
-    graph: Graph, tensors: Mapping[str, Tensor], end: float | None, memory: int | None = None
+    graph: Graph,
+    end: float | None,
+    memory: int | None = None,
+    tell: Callable[[float], None] | None = None,
 ) -> Mapping[str, Entry]:
     """Time the calls of a graph in context, on this CPU.
 
     Args:
-        graph: A captured or partitioned graph.
-        tensors: Its tensors by name.
+        graph: A captured graph, or a rank's share of a partitioned one.
         end: `time.perf_counter` after which no further run starts; None for no limit.
         memory: Bytes of tensors that it may take; None: a share of what this machine has free.
+        tell: Told now and then which share of the least work is done.
 
     Returns:
         By signature, the median over the runs, averaged over the places of a call; likewise for
@@ -86,30 +89,50 @@ def profile_in_context(
     """
     budget = int(MEMORY_SHARE * available_bytes())
     budget = budget if memory is None else min(budget, memory)
+    tensors = tensors_by_name(graph)
     make = _Values(graph, tensors)
-    if _owned_bytes(graph) <= budget:
-        items = list(_items(graph))
+    items = list(_items(graph))
+    if _peak_bytes(items) <= budget:
         env = {t.name: make(t.name) for op in graph.ops if op.is_source for t in op.outputs}
     else:
         items, env = list(_bounded_items(graph, budget)), {}
     taken: list[list[float]] = [[] for _ in items]
     failed: set[int] = set()
     with undisturbed() as timed:
-        _run(items, env, make, taken, failed, timed)  # loads kernels, plans convolutions
+        told = _telling(items, 0, tell)
+        _run(told, env, make, taken, failed, timed)  # loads kernels, plans convolutions
         for each in taken:
             each.clear()
         begin = time.perf_counter()
         for done in range(1, MAX_RUNS + 1):
-            _run(items, env, make, taken, failed, timed)
+            _run(_telling(items, done, tell), env, make, taken, failed, timed)
             now = time.perf_counter()
             if (end is not None and now > end) or (done >= MIN_RUNS and now - begin > RUNS_SECONDS):
                 break
     return _entries(items, taken, failed, tensors)
 
 
-def _owned_bytes(graph: Graph) -> int:
-    """Return the bytes of all tensors: none is freed in the estimate."""
-    return sum(t.bytes for op in graph.ops for t in op.outputs if t.alias_of is None)
+def _peak_bytes(items: Sequence[_Item]) -> int:
+    """Return the most bytes that a run holds; sources are there all the time."""
+    own = {t.name: t.bytes for item in items for t in item.op.outputs if t.alias_of is None}
+    live = sum(own[t.name] for item in items if item.op.is_source for t in item.op.outputs)
+    peak = live
+    for item in items:
+        if not item.op.is_source:
+            live += sum(own.get(t.name, 0) for t in item.op.outputs)
+        peak = max(peak, live + item.op.workspace)
+        live -= sum(own.get(name, 0) for name in item.dropped)
+    return peak
+
+
+def _telling(
+    items: Sequence[_Item], run: int, tell: Callable[[float], None] | None
+) -> Iterator[_Item]:
+    """Yield the ops of a run, telling every 128 of them how far the runs have come."""
+    for at, item in enumerate(items):
+        if tell is not None and at % 128 == 0:
+            tell(min(1.0, (run + at / len(items)) / (MIN_RUNS + 1)))
+        yield item
 
 
 def _in_order(graph: Graph) -> list[Op]:
@@ -180,7 +203,7 @@ def _small(value: torch.Tensor) -> torch.Tensor:
 
 
 def _run(
-    items: Sequence[_Item],
+    items: Iterable[_Item],
     env: dict[str, Any],
     make: _Values,
     taken: list[list[float]],

@@ -2,62 +2,36 @@
 
 A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
 that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is
-made alone on synthetic inputs, so a model that is too large for the device is still measured op by
-op.
+made alone on synthetic inputs (`op_alone.py`), so a model that is too large for the device is still
+measured op by op. Of a partitioned graph, one rank's share is timed (`rank_shares.py`).
 
 What was measured is kept in the user's cache; a second run measures nothing.
-
-Alone, a call finds its inputs in the fastest caches; in a step the ops between have displaced
-them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the
-last-level cache at most. Sum of op times over the time of eager steps (processor time, one thread,
-1 MiB of second-level and 36 MiB of third-level cache), by MiB written:
-
-                            0     2     4     8    12
-    six linear layers    0.56  0.65  0.78  0.79  0.97
-    CNN, batch norm      0.85  0.96  1.04  1.23  1.32
-    GPT-2, 4 layers      0.85  0.86  1.00  1.14  1.17
 """
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pardnn.backends.large_pages import has_large_pages
-from pardnn.backends.torch.ops.codec import bind
 from pardnn.backends.torch.ops.host_allocator import GROWN_BYTES, SMALL_BYTES, as_on_ranks
-from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.in_context import profile_in_context
-from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
+from pardnn.backends.torch.profile.op_alone import measure_alone, measure_overheads
+from pardnn.backends.torch.profile.rank_shares import rank_shares
 from pardnn.cost.call import is_free, is_view, signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE
-from pardnn.cost.host import available_bytes, cpu_name
+from pardnn.cost.host import cpu_name
 from pardnn.cost.presets import DEVICE_MODELS, device_model
 from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.time_limit import seconds_left
-
-#: Timed repetitions of one call, and the seconds after which there are no more of them. Few
-#: enough that in-place calls on [0.5, 1) reach neither infinity nor denormal numbers.
-MAX_REPETITIONS = 25
-MIN_REPETITIONS = 3
-CALL_SECONDS = 0.05
-
-#: A call that takes longer, in seconds, is timed twice, its first run included.
-SLOW_SECONDS = 0.3
-
-#: Bytes written before each repetition on a CPU.
-SWEEP_BYTES = 4 << 20
 
 #: Seconds after which each remaining call is timed once only.
 BUDGET_SECONDS = 60.0
@@ -210,15 +184,21 @@ def _cases(graph: Graph, tensors: Mapping[str, Tensor]) -> list[_Case]:
 
 @contextmanager
 def _quiet(device: torch.device, threads: int | None) -> Iterator[None]:
-    """Leave the generators, the number of threads and gradient recording as they were."""
-    before = torch.get_num_threads()
+    """Leave the generators, the number of threads and gradient recording as they were.
+
+    Denormal numbers are flushed to zero: synthetic values have more of them than those of a step,
+    and a product of them takes ten times as long.
+    """
+    before, flushed = torch.get_num_threads(), not (torch.tensor(1e-39) * 1.0).item()
     devices = [device] if device.type == "cuda" else []
     try:
         if threads is not None:
             torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)
         with torch.random.fork_rng(devices), torch.no_grad():
             yield
     finally:
+        torch.set_flush_denormal(flushed)
         torch.set_num_threads(before)
 
 
@@ -239,10 +219,11 @@ def _measure_all(
     estimated: list[tuple[str, str, str]] = []
     end = time.perf_counter() + budget_seconds
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
-        found |= _overheads(device)
-    in_context: Mapping[str, Entry] = {}
+        found |= measure_overheads(device)
+    in_context, tell = dict[str, Entry](), _rising(progress, len(missing))
     if missing and device.type == "cpu" and (admit is None or _all_admitted(graph, admit)):
-        in_context = profile_in_context(graph, tensors, end, memory)
+        for share in rank_shares(graph, [case.op for case in missing]):
+            in_context = {**profile_in_context(share, end, memory, tell), **in_context}
         found |= {text: each for text, each in in_context.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
@@ -252,15 +233,28 @@ def _measure_all(
                     admit(case.op)
                     if hurry:
                         raise UnsupportedError("there is no time left to measure it")
-                found[case.text] = _measure(case.op, tensors, device, memory, hurry=hurry)
+                found[case.text] = measure_alone(case.op, tensors, device, memory, hurry=hurry)
         except _REFUSALS as error:
             seconds = op_seconds(case.op, tensors, _estimator(device))
             estimates[case.text] = Entry(seconds=seconds)
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
             estimated.append((case.op.name, case.op.kind, reason))
-        if progress is not None:
-            progress(done + 1, len(missing))
+        tell((done + 1) / len(missing))
     return (cached.with_entries(found) if found else cached), estimates, estimated
+
+
+def _rising(progress: Progress | None, number: int) -> Callable[[float], None]:
+    """Return a function that reports which part of so many calls is timed, where that is more."""
+    reported = 0
+
+    def tell(part: float) -> None:
+        nonlocal reported
+        done = round(part * number)
+        if progress is not None and done > reported:
+            reported = done
+            progress(done, number)
+
+    return tell
 
 
 def _all_admitted(graph: Graph, admit: Callable[[Op], None]) -> bool:
@@ -280,107 +274,3 @@ def _estimator(device: torch.device) -> DeviceModel:
     return next(
         (model for key, model in DEVICE_MODELS.items() if key in name), DEVICE_MODELS["a100"]
     )
-
-
-def _measure(
-    op: Op, tensors: Mapping[str, Tensor], device: torch.device, memory: int | None, *, hurry: bool
-) -> Entry:
-    """Time one op on synthetic inputs.
-
-    Raises:
-        RuntimeError: Whatever the op raises on them, or that it does not fit the device.
-    """
-    needed = sum(tensors[name].bytes for name in op.inputs) + sum(t.bytes for t in op.outputs)
-    free = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    room = int(0.9 * free) if memory is None else min(int(0.9 * free), memory)
-    if needed > room:  # a CPU has no allocator that says no in time
-        raise RuntimeError(f"it needs {needed} bytes, {room} may be taken")
-    run = bind(op, device)
-    env = synthetic_inputs(op, tensors, device)
-    results = [output.name for output in op.outputs if output.name not in op.inputs]
-
-    def once() -> None:
-        for name in results:
-            env.pop(name, None)
-        run(env)
-
-    return (_time_cuda if device.type == "cuda" else _time_cpu)(once, hurry)
-
-
-def _repetitions(seconds: float, hurry: bool) -> int:
-    if hurry:
-        return 1
-    return max(MIN_REPETITIONS, min(MAX_REPETITIONS, int(CALL_SECONDS / max(seconds, 1e-9))))
-
-
-def _timed(once: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    once()
-    return time.perf_counter() - start
-
-
-def _time_cpu(once: Callable[[], None], hurry: bool) -> Entry:
-    sweep = torch.zeros(SWEEP_BYTES // 4)
-
-    with undisturbed() as own_time:
-
-        def timed() -> float:
-            sweep.add_(1.0)
-            return own_time(once)
-
-        first = timed()  # loads kernels, plans the convolution: milliseconds
-        warm = first if CALL_SECONDS < first <= SLOW_SECONDS else timed()
-        # Of a call that is slow once only, the first time is no half of the truth.
-        if min(first, warm) > SLOW_SECONDS and not hurry:
-            return _entry([first, warm])
-        return _entry([timed() for _ in range(_repetitions(warm, hurry))])
-
-
-def _entry(seconds: list[float]) -> Entry:
-    ordered = sorted(seconds)
-    quarter = len(ordered) // 4
-    spread = (ordered[-1 - quarter] - ordered[quarter]) / 2
-    return Entry(seconds=statistics.median(ordered), spread=spread, repetitions=len(ordered))
-
-
-def _time_cuda(once: Callable[[], None], hurry: bool) -> Entry:
-    """Time back-to-back calls with events, and measure the workspace of a call in bytes.
-
-    Back to back, the launch overhead of a short op shows as it does in a step: the device waits.
-    """
-    once()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    warm = _timed(lambda: (once(), torch.cuda.synchronize())[0])
-    # `once` frees the last result first, so a run without workspace peaks at `before` again.
-    workspace = max(0, torch.cuda.max_memory_allocated() - before)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_repetitions(warm, hurry) + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        once()
-        mark.record()
-    torch.cuda.synchronize()
-    pairs = itertools.pairwise(marks)
-    return replace(_entry([a.elapsed_time(b) / 1e3 for a, b in pairs]), workspace=workspace)
-
-
-def _overheads(device: torch.device) -> dict[str, Entry]:
-    """Return the overheads of a call from Python: of a view, and of host arithmetic.
-
-    With a GPU views cost nothing: the host makes them while the device works.
-    """
-    env: dict[str, Any] = {"x": torch.zeros(8, 8, device=device), "s": 0.5}
-    view, power = torch.ops.aten.view.default, pow
-
-    def make_view() -> None:
-        env["y"] = view(env["x"], [64])
-
-    def make_power() -> None:
-        env["t"] = power(env["s"], 2.0)
-
-    views = _entry([_timed(make_view) for _ in range(500)])
-    return {
-        VIEW_SIGNATURE: Entry(seconds=0.0) if device.type == "cuda" else views,
-        HOST_SIGNATURE: _entry([_timed(make_power) for _ in range(500)]),
-    }
