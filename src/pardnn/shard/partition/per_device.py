@@ -52,8 +52,8 @@ class LocalOp:
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
-        regions: What it needs of each input, by slot, in indices of the whole input. results: Its
-            results, in indices of the whole ones, None for one that is not computed.
+        regions: What it needs of each input, by slot, in indices of the whole input.
+        results: Its results, in indices of the whole ones, None for one that is not computed.
     """
 
     call: Call
