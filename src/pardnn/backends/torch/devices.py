@@ -13,14 +13,14 @@ from pardnn.graph.ir import Tensor
 
 
 def this_device() -> str:
-    """Return the device that ranks run on: "cuda" where there is one, else "cpu"."""
+    """Return the device that ranks run on: "cuda" if there is one, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def rank_memory_bytes(num_ranks: int | None = None) -> int:
-    """Return the memory that each rank of this machine may count on, when no limit is given.
+    """Return the memory that each rank of this machine may use if no limit is given.
 
-    Of a GPU all of it; of the host an equal share for each of this machine's ranks.
+    That is all memory of a GPU, or an equal share of the host's for each of this machine's ranks.
 
     Args:
         num_ranks: Of this machine; None for those of torchrun.
@@ -52,13 +52,13 @@ def strides_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what lies from a tensor's first element to its last, as a vector, without a copy."""
+    """Return the memory from a tensor's first element to its last, as a vector, without a copy."""
     steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((1 + sum(steps) if tensor.numel() else 0,), (1,))
 
 
 def plain(value: Any, device: torch.device | None = None) -> Any:
-    """Return a tensor detached and on the device, without a copy where it is there already.
+    """Return a tensor detached and on the device, without a copy if it is there already.
 
     A subclass (`Parameter`) would take the slow path into each op. Other values stay as they are.
     """
@@ -69,6 +69,6 @@ def plain(value: Any, device: torch.device | None = None) -> Any:
 
 
 def one_element(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor of one element, NaN or 0 for integers, that has a shape."""
+    """Return a tensor with a shape but only one element, NaN or 0 for integers."""
     fill = float("nan") if dtype.is_floating_point else 0
     return torch.full((), fill, dtype=dtype, device=device).expand(tuple(shape))

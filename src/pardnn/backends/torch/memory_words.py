@@ -22,10 +22,10 @@ class Words:
     """The words at some addresses.
 
     Args:
-        addresses: Bytes, multiples of 8. What is there has to be kept alive while it is read.
+        addresses: Bytes, multiples of 8. The memory there has to be kept alive while it is read.
 
     Attributes:
-        found: The words as they were when they were read last, in the order of the addresses.
+        found: The words as last read, in the order of the addresses.
     """
 
     def __init__(self, addresses: np.ndarray) -> None:

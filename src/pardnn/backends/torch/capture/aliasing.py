@@ -103,7 +103,7 @@ class AliasTracker:
         return value if same and value.geometry == geometry_of(tensor) else None
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is of this trace."""
+        """Whether a tensor belongs to this trace."""
         return tensor.untyped_storage()._cdata in self._storages
 
     def fresh_value(self, tensor: torch.Tensor) -> Value:

@@ -116,7 +116,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
         does not exist yet has its first value as "initial" (a number, or {"copy_of": source}), and
         numbers that are read at every step have "value" and "guard" (None, "nonzero" or "exact").
-        The loss op lists the plain values that the graph takes for granted as "settings".
+        The loss op lists the plain values on which the graph relies as "settings".
 
     Raises:
         UnsupportedError: E801 to E807, if the step cannot be captured; it names the line.
@@ -138,18 +138,18 @@ def capture_step(
     live: Collection[str] = (),
     flags: Collection[str] = (),
 ) -> Captured:
-    """Capture a step, also one whose tensors ranks hold in shards.
+    """Capture a step, including one whose tensors are sharded over ranks.
 
     Args:
         step: The user's step.
         args: Its arguments.
         name: Of the graph.
-        whole_of: Returns the geometry of the whole, where a live tensor is a shard.
+        whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
         must_train: Whether it must change a parameter; another path of the same step need not.
         has_loss: Whether it must return a loss; an evaluation need not.
         filled: Names of containers that other paths of the same step only fill.
-        live: Names of numbers of objects that change between calls; inputs, where it reads them.
-        flags: Names of buffers that other paths of the same step take for what they hold.
+        live: Names of numbers of objects that change between calls; inputs if it reads them.
+        flags: Names of buffers that other paths of the same step treat as constants.
 
     Raises:
         PardnnError: As `capture` does.
@@ -197,7 +197,7 @@ class _Session:
     first: StepTrace | None = None
 
     def captured(self, name: str) -> Captured:
-        """Return the step as a graph, and try again where a container is not only filled."""
+        """Return the step as a graph; try again if a container is not only filled."""
         while True:
             self.traces.recorders.begin()
             try:

@@ -56,7 +56,7 @@ def constant_content(call: Call) -> torch.Tensor:
 
 
 def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] | None:
-    """Return what values hold in every step.
+    """Return the constant content of values.
 
     Args:
         values: Values of the trace.
@@ -86,7 +86,7 @@ def depends_on_constants(value: Value) -> bool:
 
 
 def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
-    """Call what made values that depend on constants alone once more, under the active modes.
+    """Repeat the calls that made values from constants, under the active modes.
 
     Args:
         values: Values of an earlier trace.
@@ -105,7 +105,7 @@ def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
 
 
 def folded_list(value: Value, calls: Sequence[Call]) -> Any:
-    """Return what a tensor holds in every step as nested lists of numbers; None if it may differ.
+    """Return the constant content of a tensor as nested lists of numbers; None if it may differ.
 
     Args:
         value: The tensor, a value of the trace.
@@ -135,7 +135,7 @@ def producers_of(
 
     Args:
         values: Of the trace.
-        is_allowed: Tells of which sources a value may be made.
+        is_allowed: Whether a value may depend on a source.
 
     Returns:
         None if another source or a random call is among them.

@@ -102,7 +102,7 @@ class FakeCache:
             args: Its arguments, fake tensors inside.
             kwargs: Its keyword arguments.
             tensors: All tensors among them, in order.
-            key: All else that the result depends on; None if it cannot be cached.
+            key: Everything else that the result depends on; None if it cannot be cached.
         """
         if key is None:
             return self._run_fake_kernel(func, args, kwargs)

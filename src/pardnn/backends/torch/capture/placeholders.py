@@ -26,7 +26,7 @@ from pardnn.errors import UnsupportedError
 
 
 def fake_mode_of(tensors: Iterable[torch.Tensor]) -> FakeTensorMode:
-    """Return the mode that the arguments were made under, or a new one.
+    """Return the mode under which the arguments were made, or a new one.
 
     Raises:
         UnsupportedError: E801, if they were made under several.
@@ -103,7 +103,7 @@ def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
 def insert_placeholders(
     objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode, whole_of: WholeOf
 ) -> dict[str, FakeTensor]:
-    """Put a placeholder in every slot of every tensor source, and where it is a dictionary's key.
+    """Put a placeholder into every slot of every tensor source, also as a dictionary's key.
 
     Args:
         objects: The object graph of the step.

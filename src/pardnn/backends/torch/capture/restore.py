@@ -30,7 +30,7 @@ _DICTS, _LISTS = frozenset({dict, OrderedDict, defaultdict}), frozenset({list, d
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
-    """Restore what every container and object held; what did not change is left alone.
+    """Restore the content of every container and object that has changed.
 
     Args:
         contents: `ObjectGraph.contents` of the walk before the step.
@@ -89,9 +89,9 @@ def _is_untouched(now: Any, then: Any) -> bool:
 def first_change(
     contents: Sequence[tuple[str, Any, Any]], known: Collection[int] = ()
 ) -> str | None:
-    """Return the name of something that holds other objects than before; None if nothing does.
+    """Return the name of a holder of other objects than before; None if there is none.
 
-    One tensor for another does not count.
+    Replacing one tensor by another does not count.
 
     Args:
         contents: `ObjectGraph.contents` of an earlier walk.
@@ -147,7 +147,7 @@ def is_flag(change: Changed) -> bool:
 
 
 def is_filled(change: Changed) -> bool:
-    """Whether a place that held None has got a number that the step computes from others."""
+    """Whether a place that held None now holds a number that the step computes from others."""
     if change.slot is None or change.then is not None or change.is_new:
         return False
     if not isinstance(change.slot.holder, list):  # a number of constants stays from then on

@@ -30,7 +30,7 @@ _MAX_DEPTH = 8
 
 @contextlib.contextmanager
 def roots_noted() -> Iterator[list[torch.Tensor]]:
-    """Note on what `backward` is called, meanwhile; within it, checkpoints call it on their own."""
+    """Note the tensors on which `backward` is called; within it, checkpoints call it themselves."""
     roots, run = list[torch.Tensor](), torch.autograd._engine_run_backward
 
     def noted(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def recorded_result(
     Args:
         tracer: Of the step, which has run.
         result: What it returned.
-        loss: The loss, of it or not; None of an evaluation.
+        loss: The loss, part of it or not; None for an evaluation.
         held: Names of the step's own objects by id, see `objects_by_name`.
 
     Returns:

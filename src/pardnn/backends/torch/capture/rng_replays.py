@@ -36,7 +36,7 @@ class RngReplays:
             self._streams["cuda"] = _Stream(default_generator(torch.device("cuda")))
 
     def note(self, call: Call, device: str, where: str | None) -> None:
-        """Take note of a random call; set `replays` if its numbers have been drawn before.
+        """Note a random call; set `replays` if its numbers have been drawn before.
 
         Args:
             call: With its arguments, before it is recorded.
@@ -44,8 +44,8 @@ class RngReplays:
             where: Its line, for the error.
 
         Raises:
-            UnsupportedError: E801, if the generator's state tells nothing about the numbers; E822,
-                if how many are drawn depends on values, which other ranks cannot follow.
+            UnsupportedError: E801, if the generator's state says nothing about the numbers; E822,
+                if the number of draws depends on values, which other ranks cannot follow.
         """
         if call.kind.removeprefix("aten.").partition(".")[0].rstrip("_") in DATA_DEPENDENT:
             raise unsupported.data_dependent_draws(call.kind, where)

@@ -110,7 +110,7 @@ def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value,
 
     Args:
         call: Of a trace.
-        positions: Of values in it; one that is not there counts as any other.
+        positions: Of values in it; a missing one equals any other missing one.
         hints: Numbers of its host scalars.
     """
     arguments = (

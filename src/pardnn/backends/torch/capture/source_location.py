@@ -34,7 +34,7 @@ def _is_internal(module: str, filename: str) -> bool:
 
 
 def is_internal_frame(frame: FrameType) -> bool:
-    """Whether a frame is of torch, of this package or of what they call, and not the user's."""
+    """Whether a frame belongs to torch, this package or what they call, not to the user."""
     return _is_internal(frame.f_globals.get("__name__") or "", frame.f_code.co_filename)
 
 

@@ -140,7 +140,7 @@ def _zeroed(trace: StepTrace, source: Source) -> Call:
 
 
 def gradients_read(first: StepTrace) -> list[str]:
-    """Return the gradients from before the first step that it reads, to add its own to them."""
+    """Return the gradients from before the first step to which it adds its own."""
     read = {storage for call in first.tracer.calls for storage, _ in call.reads}
     return [
         name
@@ -150,7 +150,7 @@ def gradients_read(first: StepTrace) -> list[str]:
 
 
 def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
-    """Return the names of the tensors that a step changes, but its graph does not.
+    """Return the names of the tensors that a step changes but its graph does not.
 
     No later call of this step reads what it leaves there; one that takes another path may.
 
@@ -186,7 +186,7 @@ def _templates(trace: StepTrace) -> set[str]:
 
 
 def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
-    """Return the gradients from before the first step that it reads, and no later step finds."""
+    """Return the gradients from before the first step that it reads and no later step finds."""
     return [name for name in gradients_read(first) if name not in trace.sources]
 
 

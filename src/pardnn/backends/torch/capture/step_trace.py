@@ -25,13 +25,13 @@ class StepTrace:
         values: Values of the trace by source name.
         sources: Sources by name.
         changed: Plain values that the step changed, by name.
-        settings: Plain values that the graph takes for granted.
+        settings: Plain values on which the graph relies.
         result: What the step returned.
         roots: What it called `backward` on.
         held: Names of the step's own objects by id.
         schedules: Names of the learning rate schedules that it stepped.
-        effects: What the step tells: `numbers.effects.Effects`.
-        choices: Code of it that runs by data: `choices.choices.Choices`.
+        effects: The effects of the step: `numbers.effects.Effects`.
+        choices: Its code that runs depending on data: `choices.choices.Choices`.
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: Of the first step: values of the tensors that it creates, by name.
@@ -41,8 +41,8 @@ class StepTrace:
         orders: Keys of dictionaries in which it leaves them in another order, by name.
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
-        tables: Lists and tuples that its counts lead into, or may: `rewrites.tables`.
-        stood_for: By the id of each placeholder, the tensor in the place of which it stands.
+        tables: Lists and tuples that its counts index, or may: `rewrites.tables`.
+        stood_for: By the id of each placeholder, the tensor that it replaces.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
@@ -120,7 +120,7 @@ def symbols_inserted(
     Args:
         trace: Of the step that will run.
         numbers: Sources of the numbers.
-        frozen: Names of those that stay what they are, and for which alone the graph will hold.
+        frozen: Names of those that stay numbers, for whose values alone the graph will hold.
     """
     live = [source.get() for source in numbers]
     for source, number in zip(numbers, live, strict=True):

@@ -31,12 +31,12 @@ class Captured(NamedTuple):
     Attributes:
         graph: Of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
-        made_anew: What those are made of that the first step would keep, and the graph makes each
-            time: `KeptTensors.origins`.
+        made_anew: How the tensors are made that eager steps keep and the graph makes each time:
+            `KeptTensors.origins`.
         live: Names of numbers of objects that change between calls, and the graph reads.
         unleft: Names of the batch's tensors that eager steps leave a gradient on.
         constants: Real tensors that are constants of it, with their values.
-        flags: Names of buffers that it takes for what they hold.
+        flags: Names of buffers that it treats as constants.
     """
 
     graph: Graph

@@ -32,7 +32,7 @@ _SEARCHING = sys.modules[torch.optim.LBFGS.__module__].__file__
 
 
 def check_objects(objects: ObjectGraph, batch: Collection[int], *, trains: bool) -> None:
-    """Reject a step that reaches what no trace sees through.
+    """Reject a step that reaches objects which no trace can follow.
 
     Args:
         objects: What it reaches.
@@ -40,7 +40,7 @@ def check_objects(objects: ObjectGraph, batch: Collection[int], *, trains: bool)
         trains: Whether it takes gradients; an evaluation takes none.
 
     Raises:
-        UnsupportedError: E801; E804 of a hook that keeps count.
+        UnsupportedError: E801; E804 for a hook that counts.
     """
     for entry in objects.stateful:
         if isinstance(entry.value, torch.jit.ScriptModule):
@@ -87,7 +87,7 @@ def _is_counting(hook: Any) -> bool:
 
 
 def of_search(error: PardnnError) -> PardnnError:
-    """Return E802 of an optimizer that searches where that has raised an error, and others as is.
+    """Return E802 if an optimizer that searches raised an error, and other errors unchanged.
 
     Args:
         error: Of a trace; its words are of what `LBFGS` itself reads, which nobody can rewrite.
@@ -157,11 +157,11 @@ def check_shared_storage(
 
 
 def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
-    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
+    """Reject `.item()` of values that depend on the batch or the parameters: every rank would wait.
 
-    A number that no tensor is computed from, as one that is only returned, holds up nobody. A
-    count that an optimizer keeps in a tensor is as late as the optimizer itself; a rate that is a
-    tensor is there before the step.
+    No rank waits for a number from which no tensor is computed, such as one that is only returned.
+    A count that an optimizer keeps in a tensor is needed only by the optimizer itself; a rate that
+    is a tensor exists before the step.
     """
     feeding: set[Value] = set()
     for call in reversed(calls):
@@ -197,7 +197,7 @@ def check_constants(tracer: Tracer) -> None:
 
 
 def check_same_twice(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step of which two traces from the same state differ: by a clock, say.
+    """Reject a step if two traces from the same state differ, because of a clock, for example.
 
     Raises:
         UnsupportedError: E804.

@@ -170,11 +170,11 @@ def run_noted(
         step: The user's step.
         args: Its arguments, with placeholders and symbols in them.
         mode: Of the fake tensors.
-        recorders: Stand for what it only fills or tells.
+        recorders: Replace the objects that it only fills or writes to.
         names: Of the placeholders by id.
         chosen: Which numbers are symbols.
         forms: Functions that run in normal form.
-        number: Of the trace, by which its clock is set; 0 of one that may be kept.
+        number: Of the trace, by which its clock is set; 0 for one that may be kept.
 
     Raises:
         PardnnError: As `run_traced` does.
@@ -231,7 +231,7 @@ class _Before:
         self._objects, self._aside = objects, kept_aside(objects)
 
     def check(self, *, is_first: bool) -> None:
-        """Reject what the step has changed of it."""
+        """Reject what the step has changed in it."""
         check_unseen(self._unseen)
         self._dropped.check()
         check_namespaces(self._spaces)

@@ -60,14 +60,14 @@ class Traces:
         batch: Indices of the arguments that are the batch.
         mode: Of the fake tensors.
         fake_cache: Fake results that all traces share.
-        whole_of: Returns the geometry of the whole, where a live tensor is a shard.
-        recorders: Stand for what the step only fills or tells.
-        flags: Buffers that are taken for what they hold.
+        whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
+        recorders: Replace the objects that the step only fills or writes to.
+        flags: Buffers that are treated as constants.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
-        cached: What the tensors in them are made of.
-        held: Gradients that were there before the first trace, by name.
-        carried: Those of them that the step reads: each call hands them on to the next.
+        cached: How the tensors in them are made.
+        held: Gradients that existed before the first trace, by name.
+        carried: Those of them that the step reads: each call passes them on to the next.
         number: Of the last trace.
         forms: Functions that run in normal form.
     """
@@ -93,11 +93,11 @@ class Traces:
         clear_caches(self.caches)
 
     def note_caches(self) -> None:
-        """Note the caches that a trace has filled which is made once more."""
+        """Note the caches filled by a trace that is made again."""
         new_caches(self.mode, self.caches)
 
     def keep_cached(self) -> None:
-        """Note what eager steps would go on to find in the caches."""
+        """Note what later eager steps would find in the caches."""
         keep_cached(self.cached)
 
     def objects(self) -> ObjectGraph:
@@ -123,7 +123,7 @@ class Traces:
         Args:
             chosen: Which numbers are symbols.
             initial: First values of the states that the first step created, by name.
-            constants: What that step made of constants, and keeps.
+            constants: What that step made from constants and keeps.
             locate: Whether the calls get the user's lines.
 
         Raises:

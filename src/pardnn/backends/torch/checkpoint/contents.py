@@ -51,7 +51,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
         step: Steps that were trained.
 
     Raises:
-        UnsupportedError: E824, if a tensor has a type that safetensors has no name for.
+        UnsupportedError: E824, if safetensors has no name for the type of a tensor.
     """
     sources = {op.name: op for op in program.sources.values()}
     load = [0] * program.plan.num_devices
@@ -135,7 +135,7 @@ def root_modules(stateful: Iterable[Entry]) -> dict[str, torch.nn.Module]:
 
 
 def guard_spread_objects(spread: SpreadObjects, program: Program, binding: Binding) -> None:
-    """Let models and optimizers refuse to be read of which some rank does not hold all.
+    """Let models and optimizers refuse to be read if some rank does not hold all of them.
 
     Args:
         spread: Keeps them.

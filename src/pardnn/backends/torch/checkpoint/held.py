@@ -36,7 +36,7 @@ class HeldNumbers:
         self._before: dict[str, tuple[Any, Any]] = {}
 
     def values(self, binding: Binding) -> dict[str, Any]:
-        """Return them as JSON types, by name, and those that a load has set for graphs to come.
+        """Return them as JSON types, by name, and those that a load has set for later graphs.
 
         Args:
             binding: Of the user's objects.
@@ -47,8 +47,9 @@ class HeldNumbers:
     def set(self, values: Mapping[str, Any], binding: Binding) -> None:
         """Give the user's objects the numbers of a checkpoint.
 
-        What a load before has set and this checkpoint has not, no call had changed when it was
-        saved: it gets back what it was, unless something has changed it since.
+        A number that an earlier load has set, and that this checkpoint does not have, was not yet
+        changed by any call when it was saved: it gets its original value back, unless something has
+        changed it since.
 
         Args:
             values: Of `values`, checked.
@@ -66,14 +67,14 @@ class HeldNumbers:
 
     def check(self, values: Mapping[str, Any], objects: Mapping[str, Any], binding: Binding,
               what: str, left: Iterable[str]) -> None:  # fmt: skip
-        """Check that a checkpoint has what calls have counted, and the objects places for the rest.
+        """Check that a checkpoint has all counted numbers, and the objects places for the others.
 
         Args:
             values: Of the checkpoint.
             objects: Its values of optimizers and schedulers, which hold numbers, too.
             binding: Of the user's objects.
             what: Names the checkpoint.
-            left: Places of what else it puts into the objects, see `left`.
+            left: Places of other values that it puts into the objects, see `left`.
 
         Raises:
             MismatchError: E520, naming the first number.

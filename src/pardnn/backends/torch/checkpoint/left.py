@@ -36,7 +36,7 @@ class LeftValues:
 
     Args:
         graphs: Returns all graphs of the step, each with its binding.
-        is_silent: Tell nobody of objects: on all ranks but one.
+        is_silent: Do not report objects: on all ranks but one.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LeftValues:
         }
 
     def set(self, values: Mapping[str, Any], binding: Binding) -> None:
-        """Put the values of a checkpoint where they were; those of outer containers first.
+        """Put the values of a checkpoint into their places, outer containers first.
 
         Args:
             values: Of `values`.

@@ -48,7 +48,7 @@ def agreed_manifest(
         step: Number of trained steps; None for the latest.
         world: This rank's connections.
         phases: Of this load.
-        check: Raises unless a manifest fits; takes what names the checkpoint, too.
+        check: Raises unless a manifest fits; also takes the name of the checkpoint.
 
     Raises:
         MismatchError: E521, if ranks read different files; what `check` raises, on all ranks.
@@ -84,7 +84,7 @@ def check_tensors(
         program: What runs.
         manifest: Of the checkpoint.
         what: Names the checkpoint.
-        unread: States that no graph reads: a checkpoint may have others; None: it may not.
+        unread: States that no graph reads: a checkpoint may have others; None: it must not.
         binding: Of the user's objects.
 
     Returns:
@@ -212,7 +212,7 @@ def _read(reader: PieceReader, wanted: _Wanted, tick: Callable[[], None]) -> Non
 
 
 def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> None:
-    """Copy what some rows of a tensor share with a box of it.
+    """Copy the intersection of some rows of a tensor with a box of it.
 
     Args:
         value: The box; written.

@@ -77,11 +77,11 @@ class Phases:
         return [each["value"] for each in rows]
 
     def agree(self, phase: Callable[[], Any], otherwise: str) -> None:
-        """Run a phase that tells what this rank has read.
+        """Run a phase that returns what this rank has read.
 
         Args:
             phase: Returns JSON types.
-            otherwise: What to say where ranks have read different things.
+            otherwise: What to say if ranks have read different things.
 
         Raises:
             MismatchError: E521, if they have.

@@ -34,7 +34,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set this rank's generators; those that the checkpoint has no state of stay as they are.
+    """Set this rank's generators; those without a state in the checkpoint stay as they are.
 
     Args:
         state: Of `random_state`.

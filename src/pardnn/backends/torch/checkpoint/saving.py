@@ -55,7 +55,7 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
         key: Used once; the same on all ranks.
 
     Raises:
-        FileError: E433, on all ranks, if one of them could not write. Nothing of it stays.
+        FileError: E433, on all ranks, if one of them could not write. No part of it remains.
         MismatchError: E521, if the ranks save different things; E518, if their random states
             differ.
         RankError: E602, if a rank was lost.
@@ -135,7 +135,7 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> 
 
 
 def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Snapshot | None:
-    """Return a snapshot of copies on the host, which no step changes; None where no room is left.
+    """Return a snapshot of copies on the host, which no step changes; None if there is no room.
 
     Args:
         snapshot: Of this rank.
@@ -161,7 +161,7 @@ def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Sn
 
 
 class Writing:
-    """A save that goes on beside the steps.
+    """A save that runs during the next steps.
 
     Args:
         snapshot: As for `write_snapshot`, of copies.

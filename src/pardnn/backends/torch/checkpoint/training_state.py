@@ -75,14 +75,14 @@ class TrainingState:
         binding: Of the user's objects.
         live: This rank's live values, by the names of the planned graph.
         spread: The user's objects that refuse to be read.
-        key: Tells this step's exchanges from those of others on the same ranks.
+        key: Distinguishes this step's exchanges from those of others on the same ranks.
         most_held: Returns the most bytes that this rank holds in a step of any graph on the state.
-        unread: What a checkpoint holds and no graph reads so far; None: such is refused.
+        unread: State of a checkpoint that no graph reads so far; None: such state is refused.
         graphs: Returns all graphs of the step, each with its binding; None: there is one.
 
     Attributes:
-        steps: Steps that were trained, those before the checkpoint that was loaded among them.
-        moved: Tensors that the last graph has moved, where it does not read all of the state.
+        steps: Steps that were trained, including those before the loaded checkpoint.
+        moved: Tensors that the last graph has moved, if it does not read all of the state.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class TrainingState:
     def follow(
         self, program: Program, binding: Binding, live: Mapping[str, Any], gone: Set[str]
     ) -> None:
-        """Go on with what runs now, see the class; what is `gone`, no call hands on.
+        """Continue with what runs now, see the class; no call carries on what is `gone`.
 
-        A graph that reads less, such as one of evaluation, leaves the rest where it was: the graph
-        before it still says where everything is, unless something has moved.
+        A graph that reads less, such as one of an evaluation, leaves the rest where it was: the
+        previous graph still says where everything is, unless something has moved.
         """
         of_graph = program, binding, live
         if self._unread is not None:
@@ -260,7 +260,7 @@ class TrainingState:
         )
 
     def finish(self) -> None:
-        """Wait until the save that goes on beside the steps is durable.
+        """Wait until the save that runs during the steps is durable.
 
         Raises:
             PardnnError: What it failed with, the same on all ranks.

@@ -54,7 +54,7 @@ class UnreadState:
         return name in self._sources
 
     def take(self, manifest: Manifest, program: Program, binding: Binding) -> None:
-        """Make room for the states of a checkpoint, and drop those of one before that it has not.
+        """Make room for the states of a checkpoint, and drop those of an earlier one that it lacks.
 
         Args:
             manifest: Of the checkpoint, checked.
@@ -108,7 +108,7 @@ class UnreadState:
 
 
 def owners_of(saved: Iterable[SavedTensor], binding: Binding) -> dict[str, StateOwner]:
-    """Return what states of a checkpoint belong to, by name; without those of nothing that is here.
+    """Return what states of a checkpoint belong to, by name; states without an owner are left out.
 
     Args:
         saved: Of the checkpoint.

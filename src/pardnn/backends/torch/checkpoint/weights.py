@@ -21,11 +21,11 @@ from pardnn.plan.state_layout import shard_of
 
 
 class LoadedKeys(NamedTuple):
-    """What weight files and models do not have in common, as torch's `load_state_dict` returns it.
+    """Keys that only weight files or only models have, as torch's `load_state_dict` returns them.
 
     Attributes:
-        missing_keys: Of the models' state dicts, which the files lack.
-        unexpected_keys: Of the files, which the models have not.
+        missing_keys: Of the models' state dicts; the files lack them.
+        unexpected_keys: Of the files; the models lack them.
     """
 
     missing_keys: list[str]
@@ -74,7 +74,7 @@ def agreed(
     phases: Phases, path: str | Path, into: Models, keys: Callable[[], dict[str, list[str]]],
     *, strict: bool,
 ) -> tuple[dict[str, StoredTensor], LoadedKeys]:  # fmt: skip
-    """Return what all ranks are to read, after each has looked at the files.
+    """Return what all ranks have to read, after each has looked at the files.
 
     Args:
         phases: Of this load.

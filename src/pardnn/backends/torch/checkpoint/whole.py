@@ -50,11 +50,11 @@ class Exchange:
         return whole
 
     def gather_rows(self, name: str, rooms: list[torch.Tensor]) -> Iterator[torch.Tensor | None]:
-        """Yield the same, `CHUNK_BYTES` at a time or one row; None elsewhere than on rank 0.
+        """Yield the same, `CHUNK_BYTES` or one row at a time; None on ranks other than 0.
 
         Args:
             name: Of its source.
-            rooms: On rank 0 bytes that the rows lie in, in turn; made larger where that is needed.
+            rooms: On rank 0, buffers for the rows, used in turn; enlarged if needed.
         """
         shape, dtype = self._kind(name)
         extent = shape[0] if shape else 1

@@ -110,7 +110,7 @@ class CallWriter:
             variable: That it is put in.
             shape: Of the tensor.
             strides: In elements.
-            dtype: What is no type of torch's is refused.
+            dtype: Refused if it is not a torch type.
         """
         if not isinstance(dtype, torch.dtype):
             raise FileError(f"{variable} has a type of elements that torch does not know")
@@ -119,7 +119,7 @@ class CallWriter:
         return filled(f"{variable} = torch.empty_strided(", parts)
 
     def buffer(self, variable: str, tensor: Tensor, shape: Sequence[int]) -> list[str]:
-        """Return the statement that makes the tensor which an op fills.
+        """Return the statement that makes the tensor that an op fills.
 
         Args:
             variable: That it is put in.

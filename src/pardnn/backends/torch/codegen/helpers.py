@@ -26,7 +26,7 @@ def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int], ahea
         value: Must not change before `wait(number)`.
         to: The rank.
         strides: In elements, as they were captured.
-        ahead: Bytes of its storage that go ahead of its first element, which is not aligned.
+        ahead: Bytes of its storage that are sent before its first element, which is not aligned.
     """
     if not has_strides(value, tuple(strides)):
         # Their readers would compute other last bits.
@@ -40,7 +40,7 @@ def receive(number: int, into: torch.Tensor, source: int, ahead: int = 0) -> Non
 
     Args:
         number: Of the message.
-        into: Its place, which has a meaning after `wait(number)`.
+        into: Its destination, which is valid after `wait(number)`.
         source: The rank.
         ahead: See `send`.
     """
@@ -54,6 +54,6 @@ def wait(number: int) -> None:
 
 
 def copy_unless_there(place: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a tensor to its place, unless it was received there."""
+    """Copy a tensor to its destination, unless it was received there."""
     if place.data_ptr() != value.data_ptr():
         place.copy_(value)

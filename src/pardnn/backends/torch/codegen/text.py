@@ -45,7 +45,7 @@ class Identifiers:
         return self._by_name[name]
 
     def new(self, name: str) -> str:
-        """Return a variable like a name that nothing else has."""
+        """Return a new variable, similar to a name."""
         plain = _NOT_IN_NAMES.sub("_", name).strip("_")[:_LONGEST_NAME] or "value"
         plain = plain if plain[0].isalpha() else f"t_{plain}"
         found, count = plain, 1
@@ -64,7 +64,7 @@ def tokens(value: Any, names: Identifiers) -> list[str]:
         names: Of the variables.
 
     Raises:
-        FileError: E402, if there is no literal for it.
+        FileError: E402, if it has no literal.
     """
     if isinstance(value, list | tuple):
         ends = "[]" if isinstance(value, list) else "()"
@@ -100,7 +100,7 @@ def filled(head: str, parts: Sequence[str], tail: str = ")") -> list[str]:
 
     Args:
         head: Such as "x = aten.mm.default(".
-        parts: Arguments; a line may break behind each.
+        parts: Arguments; a line may break after each.
         tail: What closes it.
     """
     line = head + ", ".join(parts) + tail

@@ -50,7 +50,7 @@ class _Pending(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An event of a message, told when a rank fails."""
+    """An event of a message, reported when a rank fails."""
 
     step: int
     event: str
@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
 
 class WaitSoFar(NamedTuple):
-    """A wait that has not ended: for which rank, since how long, and at what, for people."""
+    """An unfinished wait: for which rank, for how long, and at what, for people."""
 
     peer: int
     seconds: float
@@ -80,7 +80,8 @@ class Channel:
         backend: "gloo" or "nccl".
         local: Connections to the ranks of this machine; None without any.
         step: Number of the step, for reports.
-        waiting: The message that is waited for and since when (`time.monotonic`); None if none is.
+        waiting: The message that the rank waits for, and since when (`time.monotonic`); None if
+            none.
         waited_s: Seconds waited in this step, by peer.
         notes: The last `MESSAGES_KEPT` events.
     """
@@ -118,7 +119,7 @@ class Channel:
 
         Args:
             spec: The message.
-            place: Dense tensor to receive into in place, instead of a new buffer.
+            place: Dense tensor into which to receive in place, instead of a new buffer.
         """
         device = self._transport_device if spec.is_scalar else self.device
         buffer = receive_buffer(spec, device) if place is None else place
@@ -131,7 +132,7 @@ class Channel:
         Args:
             spec: The message.
             value: As the spec says.
-            memory: Its bytes, where they lie on the host and it is known to be as the spec says.
+            memory: Its bytes, if they are on the host and it is known to match the spec.
 
         Raises:
             RankError: E604, if the value is not what the spec says.
@@ -156,7 +157,7 @@ class Channel:
 
         Args:
             spec: The message.
-            memory: The buffer's bytes, where they are known.
+            memory: The buffer's bytes, if they are known.
 
         Raises:
             LostError: E602, if the peer's connection closed.
@@ -216,7 +217,7 @@ class Channel:
         Raises:
             StuckError: E701, after `timeout_s`.
             LostError: E602, if the peer's connection closed.
-            RankError: E604, if the header tells of another message.
+            RankError: E604, if the header is of another message.
         """
         pending = self._pending.pop(spec.number)
         if pending.header is not None:
@@ -236,7 +237,7 @@ class Channel:
         return received(spec, buffer)
 
     def moving_beside(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a call beside which messages of this rank move: peers may wait for them."""
+        """Return a call during which messages of this rank move: peers may wait for them."""
         local = self.local
         if local is None:
             return call

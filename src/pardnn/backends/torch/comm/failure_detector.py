@@ -40,7 +40,7 @@ State = dict[str, Any]
 
 
 class LostError(RankError):
-    """The connection to a peer closed; the store tells whether the peer is the root cause."""
+    """The connection to a peer closed; the store says whether the peer is the root cause."""
 
     default_code = "E602"
 
@@ -55,7 +55,7 @@ class FailureDetector:
         size: Number of ranks.
         describe: Returns what this rank is doing now, as JSON; called from the polling thread. If
             it waits, "waits_for" is the rank and "waited_s" how long.
-        timeout_s: Longest wait for one message, seconds; longer ones are told before.
+        timeout_s: Longest wait for one message, seconds; long waits are reported before.
         on_failure: Called from the polling thread with the record of the first failure, once this
             rank has published its state; None does nothing.
         record: Called at each poll with this rank's state, and with True once there is a failure.
@@ -148,7 +148,7 @@ class FailureDetector:
             time.sleep(0.02)
 
     def first_failure(self, patience_s: float = 0.0) -> State | None:
-        """Return the record of the first failure, waiting at most `patience_s`; None without."""
+        """Return the record of the first failure, waiting at most `patience_s`; None for none."""
         return self.read("failure", patience_s)
 
     def report(self, error: PardnnError) -> PardnnError:

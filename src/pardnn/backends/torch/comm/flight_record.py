@@ -36,7 +36,7 @@ RUNNING, FAILED, WITH_ERROR, _REMOVED = range(4)
 
 
 def make_folder() -> Path | None:
-    """Make a folder for the records of a run, private to this user; None where that fails."""
+    """Make a folder for the records of a run, private to this user; None if that fails."""
     with contextlib.suppress(OSError):
         for folder in _own_folders()[KEPT - 1 :]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -56,17 +56,17 @@ def _own_folders() -> list[Path]:
 
 
 def folder_named(name: str) -> Path | None:
-    """Return the folder of this name that another rank has made; None if it is not there.
+    """Return the folder of this name that another rank has made; None if there is none.
 
     Args:
-        name: From the store, which may be open to others: it leads to a folder of records of this
-            user or nowhere.
+        name: From the store, which may be open to others: it only leads to a folder of records of
+            this user.
     """
     return next((folder for folder in _own_folders() if folder.name == name), None)
 
 
 def main_stack() -> list[str]:
-    """Return where the main thread is, innermost call last."""
+    """Return the stack of the main thread, innermost call last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return []
@@ -74,7 +74,7 @@ def main_stack() -> list[str]:
 
 
 def add_line(error: PardnnError, folder: Path) -> None:
-    """Name the folder of records in an error, once; in a line of its own where it failed first."""
+    """Name the folder of records in an error, once; on a separate line for the first failure."""
     if "flight_record" in error.details:
         return
     error.details["flight_record"] = str(folder)
@@ -106,7 +106,7 @@ class FlightRecord:
         return time.monotonic() - self._written >= EVERY_S
 
     def write(self, lines: Iterable[str], *, weight: int = 0) -> None:
-        """Replace the record; where it cannot be written, do without.
+        """Replace the record, if it can be written.
 
         Args:
             lines: What the rank does.

@@ -73,14 +73,14 @@ def make_facts(
 
 
 class Watch(NamedTuple):
-    """How a rank that waits through the store learns that it waits in vain.
+    """How a rank that waits through the store learns that its wait is in vain.
 
     Attributes:
         rank: This rank.
         timeout_s: Longest wait, seconds.
-        failed: Returns the record of a rank that has failed meanwhile, or None.
+        failed: Returns the record of a rank that has failed in the meantime, or None.
         closed: Returns the ranks whose connections have closed.
-        progress: Returns how far a rank has come; a wait begins again where one comes on.
+        progress: Returns how far a rank has come; a wait begins again if one makes progress.
         tell: Called with the ranks that are waited for.
     """
 

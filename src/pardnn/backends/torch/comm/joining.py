@@ -81,7 +81,7 @@ def join(
 
     Raises:
         RankError: E605, if the ranks do not find each other.
-        FileError: E413, if this one has too few open files or too little memory for it.
+        FileError: E413, if this rank has too few open files or too little memory for it.
     """
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     wait = timedelta(seconds=timeout_s)
@@ -170,7 +170,7 @@ def _attempt() -> str:
 
 
 def leave(worlds: Sequence[World]) -> None:
-    """Close everything, the process group too: for processes that belong to us entirely."""
+    """Close everything, including the process group: for processes started by pardnn."""
     for world in worlds:
         world.close()
     if dist.is_initialized():

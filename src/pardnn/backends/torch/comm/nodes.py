@@ -29,8 +29,8 @@ VARIABLE, _NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 def machine_id() -> str:
     """Return an identity that all processes of one running system share, if they share its network.
 
-    Two network namespaces of one system are two machines: long messages between them go over the
-    network, and so shall short ones.
+    Two network namespaces of one system count as two machines: long messages between them go over
+    the network, so short ones have to as well.
     """
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -54,9 +54,9 @@ def may_be_several() -> bool:
 
 
 def choose_interface() -> None:
-    """Tell gloo which interface to use: the loopback one where all ranks are on this machine.
+    """Tell gloo which interface to use: the loopback one if all ranks are on this machine.
 
-    Leaves it to gloo where `GLOO_SOCKET_IFNAME` is set, or the interface cannot be told.
+    Leaves it to gloo if `GLOO_SOCKET_IFNAME` is set, or the interface is unknown.
     """
     if VARIABLE in os.environ:
         return
@@ -68,7 +68,7 @@ def choose_interface() -> None:
 
 
 def loopback() -> str | None:
-    """Return the interface that no other machine reaches; None if it cannot be told."""
+    """Return the interface that no other machine can reach; None if unknown."""
     with contextlib.suppress(OSError):
         for _, name in socket.if_nameindex():
             if (_address(name) or "").startswith("127."):
@@ -77,7 +77,7 @@ def loopback() -> str | None:
 
 
 def loopback_environment() -> dict[str, str]:
-    """Return the variables by which gloo and NCCL listen where no other machine reaches them.
+    """Return the variables that make gloo and NCCL listen only on the loopback interface.
 
     What the user has set stays.
     """
@@ -87,10 +87,10 @@ def loopback_environment() -> dict[str, str]:
 
 
 def interface_to(host: str) -> str | None:
-    """Return the interface whose address this machine has on the way to a host.
+    """Return the interface that leads from this machine to a host.
 
     Returns:
-        Its name; None if that is the loopback one, or cannot be told.
+        Its name; None if it is the loopback interface, or unknown.
     """
     try:
         address = socket.gethostbyname(host)
@@ -115,7 +115,7 @@ def _address(interface: str) -> str | None:
 
 
 def advice() -> str:
-    """Return what may be wrong with the way to the other nodes, and the remedy."""
+    """Return what may be wrong with the route to the other nodes, and the remedy."""
     used = os.environ.get(VARIABLE)
     with contextlib.suppress(OSError):
         names = ", ".join(name for _, name in socket.if_nameindex())

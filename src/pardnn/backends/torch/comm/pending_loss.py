@@ -76,7 +76,7 @@ def _arrived(value: PendingLoss) -> torch.Tensor:
 
 
 def pending(buffer: torch.Tensor, messages: PendingMessages) -> torch.Tensor:
-    """Return a tensor that is read once its messages have arrived; it shares the storage."""
+    """Return a tensor whose reading waits for its messages; it shares the storage."""
     found = torch.Tensor._make_subclass(PendingLoss, buffer)
     found._buffer, found._messages = buffer, messages
     return found
@@ -94,7 +94,7 @@ class PendingMessages:
         self._world, self._specs = world, list(specs)
 
     def settle(self) -> None:
-        """Wait until all have left or arrived; again does nothing.
+        """Wait until all have left or arrived; a second call does nothing.
 
         Raises:
             RankError: E6xx, if a rank failed meanwhile.
@@ -148,7 +148,7 @@ def post_loss(world: World, specs: Sequence[MessageSpec], loss: Any) -> Any:
 
 
 def settle_loss(world: World) -> None:
-    """Wait for the loss that this rank has last posted, if there is one."""
+    """Wait for the loss that this rank posted last, if there is one."""
     messages, world.pending = world.pending, None
     if messages is not None and world.reported is None:
         messages.settle()

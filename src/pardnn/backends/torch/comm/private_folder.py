@@ -20,7 +20,7 @@ PREFIX, LOCK = "pardnn-run-", "pardnn.lock"
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a folder that this user alone may enter, and remove it at the end.
+    """Make a folder that only this user may enter, and remove it at the end.
 
     Raises:
         OSError: If it cannot be made.

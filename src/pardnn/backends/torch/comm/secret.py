@@ -30,7 +30,7 @@ _CHALLENGE_TAG, _ANSWER_TAG = 1 << 27, 1 << 28
 
 
 class ForgedError(RankError, RuntimeError):
-    """Something comes from outside the run; a failure detector passes over it."""
+    """Something comes from outside the run; a failure detector ignores it."""
 
     default_code = "E607"
 
@@ -85,7 +85,7 @@ class SignedStore:
         return self._checked(key, self.plain.get(key))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value if there is none; return the one that stands.
+        """Set a value if there is none; return the one in the store.
 
         Args:
             key: Of the value.
@@ -114,13 +114,13 @@ def signed(store: dist.Store) -> dist.Store | SignedStore:
 
 
 def counter(store: dist.Store | SignedStore, key: str) -> int:
-    """Return a counter of a store, 0 where nobody has added to it."""
+    """Return a counter of a store, 0 if nobody has added to it."""
     plain = store.plain if isinstance(store, SignedStore) else store
     return int(plain.get(key)) if plain.check([key]) else 0
 
 
 def prove_links(group: dist.ProcessGroup, rank: int, size: int) -> None:
-    """Let each two ranks prove to each other, over gloo, that they have the run's secret.
+    """Let any two ranks prove to each other, over gloo, that they have the run's secret.
 
     Args:
         group: Of CPU tensors.

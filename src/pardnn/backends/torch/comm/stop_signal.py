@@ -45,11 +45,12 @@ class StopSignal:
     Args:
         world: This rank's connections, with a failure detector if there are several ranks.
         on_signal: "save" stops where the script saves next, "stop" before the next step.
-        also: Returns the name of a signal that reached this rank another way; asked at each poll.
+        also: Returns the name of a signal that reached this rank in another way; called at each
+            poll.
 
     Attributes:
         on_signal: As given.
-        is_set: Whether the calls from the last one on are made to stop; the same on all ranks.
+        is_set: Whether ranks have to stop, from the last call on; the same on all ranks.
         name: Of the signal that came first, once `is_set`.
 
     Raises:
@@ -78,9 +79,9 @@ class StopSignal:
             world.detector.also.append(self._poll)
 
     def close(self) -> None:
-        """Give the signals back, unless they have asked to stop.
+        """Restore the signal handlers, unless a signal has asked to stop.
 
-        A launcher may pass one on to a rank that is leaving already: it must not end it by another
+        A launcher may pass a signal on to a rank that is leaving already, which must not change its
         status.
         """
         for number, handler in self._before.items():
@@ -145,10 +146,10 @@ class StopSignal:
         """End this rank with status 130; all ranks call it.
 
         Args:
-            what: Was done, for people: told on rank 0.
+            what: Was done, for people: shown on rank 0.
 
         Raises:
-            SystemExit: Always, but for a loss on its way that does not come.
+            SystemExit: Always, unless a pending loss does not arrive.
         """
         world = self._world
         settle_loss(world)  # the caller may read the last one while this process ends

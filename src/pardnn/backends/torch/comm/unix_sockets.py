@@ -131,7 +131,7 @@ class LocalLinks:
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
-        """Move messages beside a wait for the process group, or beside an op.
+        """Move messages during a wait for the process group, or during an op.
 
         The sender of the awaited message may itself wait for one of these.
         """

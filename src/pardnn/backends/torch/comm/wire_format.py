@@ -42,8 +42,7 @@ class MessageSpec(NamedTuple):
         strides: Of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
-        misaligned_bytes: Of the payload, ahead of the first element, as far as this is from an
-            aligned one: see `Tensor.misaligned_bytes`.
+        misaligned_bytes: Of the payload, before its first element: see `Tensor.misaligned_bytes`.
     """
 
     number: int
@@ -134,7 +133,7 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements from the first to the last, those in gaps included."""
+    """Return the number of elements from the first to the last, including those in gaps."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -145,7 +144,7 @@ def byte_view(tensor: torch.Tensor, ahead: int = 0) -> torch.Tensor:
 
     Args:
         tensor: Whose.
-        ahead: Bytes of its storage ahead of its first element that come with them.
+        ahead: Bytes of its storage before its first element, returned with them.
     """
     elements = elements_of(tensor)
     if ahead:
@@ -156,7 +155,7 @@ def byte_view(tensor: torch.Tensor, ahead: int = 0) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor, num_bytes: int, ahead: int = 0) -> memoryview:
-    """Return the bytes of a host tensor, as `byte_view`; the caller keeps it alive meanwhile."""
+    """Return the bytes of a host tensor, as `byte_view`; the caller keeps it alive."""
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr() - ahead))
 
 
@@ -192,7 +191,7 @@ def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
 
 
 def has_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides; of a dim of size 1, or no element, they mean nothing."""
+    """Whether a tensor has these strides; for dims of size 1, or no elements, they are ignored."""
     return value.stride() == strides or all(
         n == 1 or one == other or not value.numel()
         for n, one, other in zip(value.shape, value.stride(), strides, strict=True)
@@ -203,8 +202,8 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
     """Return a tensor with these strides: itself if it has them, else a copy.
 
     Args:
-        value: A tensor; anything else, or one of another rank, is returned as it is.
-        strides: In elements; what they repeat is written once.
+        value: A tensor; anything else, or one of another number of dims, is returned as it is.
+        strides: In elements; repeated elements are written once.
     """
     if not isinstance(value, torch.Tensor) or value.dim() != len(strides):
         return value
@@ -220,10 +219,10 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
 
 
 def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:
-    """Return a tensor whose values are in memory, with `ahead` bytes of its storage ahead of it.
+    """Return a tensor whose values are in memory, with `ahead` bytes of its storage before it.
 
-    That is `value` itself, unless it is lazily conjugated or negated, or is elsewhere in its
-    storage than it was captured; then it is a copy with the same strides.
+    It is `value` itself, unless that is lazily conjugated or negated, or at another position in its
+    storage than at capture; then it is a copy with the same strides.
     """
     if value.is_conj() or value.is_neg():
         made = elements_of(value).resolve_conj().resolve_neg()
@@ -246,7 +245,7 @@ def receive_buffer(spec: MessageSpec, device: torch.device) -> torch.Tensor:
 def misaligned_buffer(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: Any, ahead: int
 ) -> torch.Tensor:
-    """Return a tensor that begins `ahead` bytes behind the beginning of its storage."""
+    """Return a tensor that begins `ahead` bytes after the beginning of its storage."""
     start = ahead // dtype.itemsize
     flat = torch.empty(start + span_elements(shape, strides), dtype=dtype, device=device)
     return flat.as_strided(shape, strides, start)

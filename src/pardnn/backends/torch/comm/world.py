@@ -60,9 +60,9 @@ class World:
         describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
         reported: The error of `report_failure`.
         flight: Its flight record, once it has one.
-        is_recorded: Whether the record is to stay.
+        is_recorded: Whether the record is kept.
         lock: Held by the thread that exchanges messages.
-        pending: Messages that a step has left to be waited for; it can `settle` them.
+        pending: Messages for which a step has not waited yet; `settle` waits for them.
     """
 
     rank: int
@@ -83,7 +83,7 @@ class World:
     _has_made_records: bool = False
 
     def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
-        """Start this rank's failure detector; again, or with a single rank, does nothing.
+        """Start this rank's failure detector; a second call, or a single rank, does nothing.
 
         Args:
             on_failure: See `FailureDetector`.
@@ -153,7 +153,7 @@ class World:
 
         Raises:
             StuckError: E702, naming the ranks that wrote nothing within the timeout.
-            LostError: E602, if a rank has failed or ended meanwhile.
+            LostError: E602, if a rank has failed or ended in the meantime.
         """
         assert self.store is not None
         self.store.set(f"{key}/{self.rank}", json.dumps(data))
@@ -233,7 +233,7 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that this rank opened; again does nothing."""
+        """Close the connections that this rank opened; a second call does nothing."""
         atexit.unregister(self._leave)
         if self.detector is not None:
             self.detector.close()

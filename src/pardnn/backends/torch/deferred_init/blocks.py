@@ -91,7 +91,7 @@ def chains_of(recording: rec.Recording, sliced: ProgramSlice, wanted: Wanted) ->
 def wanted_of(
     refs: Sequence[rec.TensorRef], shards: Sequence[Shard | None]
 ) -> dict[int, list[tuple[int, rec.TensorRef, Shard | None]]]:
-    """Return by storage what is wanted of it."""
+    """Return by storage the parts that are wanted."""
     found: dict[int, list[tuple[int, rec.TensorRef, Shard | None]]] = {}
     for i, (ref, shard) in enumerate(zip(refs, shards, strict=True)):
         found.setdefault(ref.storage, []).append((i, ref, shard))
@@ -172,7 +172,7 @@ def made_in_blocks(
 
     Args:
         chain: To run.
-        run_call: Runs a call on a tensor in place of its own, and returns its result.
+        run_call: Runs a call on a given tensor instead of its own, and returns its result.
         skip: Moves a generator, of this number, past draws.
     """
     made: dict[int, torch.Tensor] = {}

@@ -29,9 +29,9 @@ _LARGEST_SAMPLE = 9
 
 
 def counted_draws(call: rec.Call) -> rng.Draws | None:
-    """Return the draws of a random fill by its size; None where no rule is known to hold.
+    """Return the draws of a random fill by its size; None if no rule is known to hold.
 
-    None for any other call, device or layout too.
+    It is None for any other call, device or layout, too.
     """
     ref = call.outputs[0] if call.outputs else None
     return None if ref is None else draws_of_fill(call, ref)
@@ -52,7 +52,7 @@ def draws_of_fill(call: rec.Call, ref: rec.TensorRef) -> rng.Draws | None:
 
 
 def is_fill_in_parts(call: rec.Call) -> bool:
-    """Whether a random fill gives the same numbers where parts are filled one after the other."""
+    """Whether a random fill gives the same numbers if parts are filled one after the other."""
     ref, name = call.outputs[0] if call.outputs else None, call_name(call)
     return (
         ref is not None
@@ -68,7 +68,7 @@ def num_elements(ref: rec.TensorRef) -> int:
 
 
 def is_dense(ref: rec.TensorRef) -> bool:
-    """Whether a tensor's elements lie side by side in C order."""
+    """Whether a tensor's elements are contiguous in C order."""
     return torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
 
 

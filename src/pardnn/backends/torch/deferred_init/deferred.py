@@ -36,8 +36,8 @@ _OTHERWISE = "\nBuild it without `pardnn.deferred()`: each rank then makes all o
 def deferred() -> Iterator[None]:
     """Build models and optimizers inside without allocating them; `parallelize` initialises them.
 
-    Each rank then holds its own shards only, with the numbers that one device would have drawn, and
-    what the script draws afterwards is what it would have drawn anyhow.
+    Each rank then holds only its own shards, with the numbers that one device would have drawn, and
+    later draws of the script are the same as without it.
 
     Raises:
         UnsupportedError: E820, if something inside cannot be recorded; the message names the line.

@@ -117,7 +117,7 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
 
 @contextmanager
 def recorded(recording: Recording, otherwise: str = "") -> Iterator[None]:
-    """Record into an empty recording what the block builds; the generators end as before.
+    """Record the building in a block into an empty recording; the generators end as before.
 
     Args:
         recording: An empty one.
@@ -171,8 +171,8 @@ def replay(
         recording: From `record` or `build`. One from `build` is used up: tensors that are not
             wanted lose their storage.
         tensors: Tensors of the factory's result.
-        shards: Box and strides of the shard wanted of each, None for all of it. A shard has a
-            storage of its own, and the whole tensor is freed once it is complete.
+        shards: Box and strides of the shard wanted of each, None for all of it. A shard has its own
+            storage, and the whole tensor is freed once it is complete.
 
     Returns:
         Plain tensors in the same order, with `requires_grad` as the given ones have it.
@@ -329,7 +329,7 @@ def _take(
 
 
 def initialise(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
-    """Record a factory, or build it on the host where that raises (`fallback` then says why)."""
+    """Record a factory, or build it on the host if that raises (`fallback` then says why)."""
     try:
         return record(factory, **kwargs)
     except UnsupportedError as error:

@@ -108,12 +108,12 @@ class Recording:
         generators: The generators that calls draw from; replay leaves each in its final state.
         starts: State of each generator when it was first used.
         constants: Storages that hold real data, by number; never written.
-        storages: Number of each known storage, by its address; `kept` keeps the addresses valid.
+        storages: Number of each known storage, by its address; `kept` keeps addresses valid.
         kept: The storages themselves, fake and real.
         fallback: Why the factory was built on the host instead of recorded; empty if recorded.
         fallback_bytes: Bytes that building on the host took at its peak.
-        on_meta: Of a model on the meta device, each tensor's name, how one is put in its place,
-            and the tensor itself.
+        on_meta: For a model on the meta device, each tensor's name, how to replace it, and the
+            tensor itself.
     """
 
     fake_mode: FakeTensorMode

@@ -26,12 +26,12 @@ NAMED = 5
 def compared_state(
     step: Callable[..., Any], args: Sequence[Any], root: Path
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """Compare what ranks have written with the state of a step that ran on one device.
+    """Compare the state that ranks have written with that of a step that ran on one device.
 
     Args:
         step: The step, after its last call.
         args: Its arguments.
-        root: Of the checkpoint; None was written if it is not there.
+        root: Of the checkpoint; absent if none was written.
 
     Returns:
         Tensors compared, how many differ in some bit, the largest difference relative to the

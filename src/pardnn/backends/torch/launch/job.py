@@ -35,7 +35,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all ranks of one run are to do.
+    """What all ranks of one run have to do.
 
     Attributes:
         target: `FILE.py:FUNCTION`.
@@ -49,7 +49,7 @@ class Job:
         parent: Id of the process that started the run.
         saving: Its checkpoints; None without.
         on_signal: See `StopSignal`; None ends at once.
-        record: Whether ranks take the times of their ops.
+        record: Whether ranks measure the times of their ops.
         code: File of each rank's generated code; None runs the plan's actions.
         verify: Whether the state after the last step is compared with the reference's.
     """
@@ -88,7 +88,7 @@ def write_pid(directory: Path, rank: int | str) -> None:
 
 
 def read_pid(directory: Path, rank: int) -> int | None:
-    """Return the process id of a rank; None if it has not come so far."""
+    """Return the process id of a rank; None if it has not written it yet."""
     path = directory / f"pid-{rank}"
     return int(path.read_text(encoding="ascii")) if path.exists() else None
 
@@ -99,20 +99,20 @@ def write_stage(directory: Path, rank: int | str, stage: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that another process may read at any moment: it finds all of it or none."""
+    """Write a file that another process may read at any moment: it finds all of it or nothing."""
     written = path.with_name(f"{path.name}.tmp")
     written.write_text(text, encoding="utf-8")
     written.replace(path)
 
 
 def read_stage(directory: Path, rank: int | str) -> str:
-    """Return what a process had begun to do last; nothing if it has not come so far."""
+    """Return what a process began to do last; nothing if it has not begun."""
     path = directory / f"stage-{rank}"
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def stack_path(directory: Path, rank: int | str) -> Path:
-    """Return the file in which a process that is told to end leaves its stack."""
+    """Return the file into which a process that is told to end writes its stack."""
     return directory / f"stack-{rank}"
 
 
@@ -123,7 +123,7 @@ def read_progress(directory: Path) -> str | None:
 
 
 def signal_of(directory: Path) -> str | None:
-    """Return the name of the signal that the launcher has got; None if it has not."""
+    """Return the name of the signal that the launcher has received; None if none."""
     path = directory / SIGNAL_FILE
     return path.read_text(encoding="ascii") if path.exists() else None
 

@@ -58,7 +58,7 @@ class LaunchResult:
         peak_bytes_predicted: Peak of each device, from the plan.
         peak_bytes_measured: Peak of live tensor bytes on each rank.
         limit_bytes: Enforced limit of each rank; None without limit.
-        allowance_bytes: Bytes that each limit leaves for what is not tensors.
+        allowance_bytes: Bytes that each limit leaves for memory other than tensors.
         notes: What a reader should know about this run.
         saved_steps: Steps of which a checkpoint was written.
         stopped_by: Name of the signal that ended it before its last step; None if none did.
@@ -107,12 +107,12 @@ def run_plan(
         steps: Number of training steps, each with the example batch.
         threads: Threads of each rank, and of the reference.
         timeout: Longest wait for one message, seconds.
-        verify: Run the user's own step on one device too, in a process of its own.
+        verify: Also run the user's own step on one device, in a separate process.
         limits: Bytes that each rank may hold, enforced; None for no limit.
         batch_size: Given to FUNCTION, if not None.
-        device: "cpu" or "cuda"; None takes what is here.
+        device: "cpu" or "cuda"; None takes the one of this machine.
         saving: Checkpoints to write, and the one to resume from.
-        on_signal: What SIGTERM and SIGINT make the ranks do after the step in hand: "save" it and
+        on_signal: What SIGTERM and SIGINT make the ranks do after the current step: "save" it and
             end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
         record: Whether ranks take the times of their ops.
@@ -228,7 +228,7 @@ def _record(plan: Plan, found: Sequence[dict[str, Any]]) -> RunRecord | None:
 
 
 def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a note for each rank that made another one wait much longer than in the median step.
+    """Yield a note for each rank that made another wait much longer than in the median step.
 
     Args:
         found: Results of all ranks, in order of rank.

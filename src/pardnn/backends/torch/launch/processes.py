@@ -58,7 +58,7 @@ def run_processes(
     records: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Mapping[int, ProcessFailure]:
-    """Run all ranks to their end; return how those that failed ended, by rank.
+    """Run all ranks to their end; return how failed ranks ended, by rank.
 
     Args:
         directory: Of the run.

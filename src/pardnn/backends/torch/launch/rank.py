@@ -59,7 +59,7 @@ NO_ROOM = (
 
 
 def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
-    """Run one rank and return its result; its memory limit is lifted again, also after an error.
+    """Run one rank and return its result; in the end its memory limit is lifted, even on error.
 
     Args:
         directory: Of the run, with graph and plan.

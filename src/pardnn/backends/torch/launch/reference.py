@@ -18,7 +18,7 @@ from pardnn.backends.torch.launch.job import STATE_FOLDER, Job
 
 
 def seed_generators(seed: int) -> None:
-    """Give a FUNCTION that seeds nothing the same numbers on every rank and in the reference."""
+    """Seed the generators, so that ranks and reference draw alike if FUNCTION seeds nothing."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  the user's code may draw from it
     random.seed(seed)

@@ -60,7 +60,7 @@ def find_call(kind: str) -> Callable[..., Any]:
     """Return the function behind an op's kind.
 
     Raises:
-        FileError: E402, if `kind` has not the form of a call.
+        FileError: E402, if `kind` does not have the form of a call.
         UnsupportedError: E801, if no such op is registered in this process.
     """
     if kind.startswith("scalar."):
@@ -264,8 +264,8 @@ def bind(op: Op, device: torch.device | str) -> Call:
 
     Returns:
         A function that reads the op's inputs from the environment, name to value, and stores its
-        outputs there. In-place calls change the value that they alias. Gradient recording should
-        be off around it.
+        outputs there. In-place calls change the value that they alias. Gradient recording should be
+        off when it is called.
 
     Raises:
         FileError: E402 or E407, if the op's arguments mean nothing.
@@ -327,7 +327,7 @@ def draw_arguments(
         ones: Gets the tensors of ones, see `partition_ops.name_ones`.
 
     Raises:
-        FileError: E402, if they are no arguments of a draw.
+        FileError: E402, if they are not arguments of a draw.
     """
     try:
         kind, args, kwargs, boxes = arguments["args"]

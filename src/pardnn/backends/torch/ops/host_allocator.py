@@ -59,18 +59,18 @@ def pin_allocator() -> None:
 def grow_heap() -> None:
     """Leave freed blocks below `GROWN_BYTES` in the heap of a process that has no limit.
 
-    glibc does so itself once such a large block was freed. Before that it trims its heap at twice
-    the largest block so far, and each step has that anew: 3,500 pages of a step of 75 ms.
+    glibc does so itself once such a large block was freed. Before that, it trims its heap at twice
+    the largest block so far, and each step gets that memory anew: 3,500 pages in a step of 75 ms.
     """
     if not _is_pinned:
         _set(_GROWN)
 
 
 def keep_small_blocks(keeps: bool) -> None:
-    """Leave freed blocks below `SMALL_BYTES` in the heap, where freed tensors have to go back.
+    """Leave freed blocks below `SMALL_BYTES` in the heap, even if freed tensors have to go back.
 
     Args:
-        keeps: Of this process' plans one that says no decides for all.
+        keeps: Whether to do so; one plan of this process that says no decides for all.
     """
     global _keeps
     _keeps = keeps and _keeps is not False
@@ -79,9 +79,9 @@ def keep_small_blocks(keeps: bool) -> None:
 
 
 def keep_blocks(keeps_all: bool) -> None:
-    """Leave freed blocks below `GROWN_BYTES` in the heap; no longer if not.
+    """Leave freed blocks below `GROWN_BYTES` in the heap, or stop doing so.
 
-    A process whose small blocks go back gives back all.
+    A process that gives back small blocks gives back all.
     """
     global _keeps_all
     if keeps_all != _keeps_all:
@@ -91,18 +91,18 @@ def keep_blocks(keeps_all: bool) -> None:
 
 
 def is_pinned() -> bool:
-    """Whether freed tensors of this process go back as its limit needs it."""
+    """Whether freed tensors of this process go back as its limit requires."""
     return _is_pinned
 
 
 def heap_end() -> int:
-    """Return the address where the heap ends: it grows by as much as this does."""
+    """Return the address where the heap ends, which moves as the heap grows."""
     return _sbrk()(0)
 
 
 @contextlib.contextmanager
 def as_on_ranks(*, keeps: bool) -> Iterator[None]:
-    """Treat freed tensors as ranks do, while the context lasts; those of a rank, as it does.
+    """Treat freed tensors as ranks do while the context lasts; on a rank, nothing changes.
 
     Args:
         keeps: Whether all stay in the heap, as without a limit; False: only small ones.

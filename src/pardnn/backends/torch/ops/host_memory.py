@@ -38,21 +38,21 @@ def host_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
 
 
 def is_on_host(value: torch.Tensor) -> bool:
-    """Whether a tensor lies in memory that `host_tensor` made."""
+    """Whether a tensor is in memory that `host_tensor` allocated."""
     if value.device.type != "cpu":
         return False
     return value.untyped_storage().data_ptr() in _mappings or value.is_pinned()
 
 
 def on_host(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op in the memory of the host; itself if it is there."""
+    """Return the value of a source op in the memory of the host, where it may be already."""
     if is_on_host(value):
         return value
     return host_tensor(op.outputs[0], device).copy_(value.detach())
 
 
 def where_it_lies(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op where its op has it: on the host, or not there any more."""
+    """Return the value of a source op where its op wants it: on the host, or no longer there."""
     if op.memory == "host":
         return on_host(value, op, device)
     if is_on_host(value) and value.dim():
@@ -61,7 +61,7 @@ def where_it_lies(value: torch.Tensor, op: Op, device: torch.device) -> torch.Te
 
 
 def new_state(op: Op, device: torch.device, fill: Any) -> torch.Tensor:
-    """Return a state that does not exist yet, where its op has it.
+    """Return a state that does not exist yet, where its op wants it.
 
     Args:
         op: The source.

@@ -91,7 +91,7 @@ class HostProgram:
         return found
 
     def broken(self, values: Mapping[str, Any]) -> Iterator[tuple[Condition, Any]]:
-        """Yield the conditions that do not come out as at capture, and how they do.
+        """Yield the conditions whose outcome differs from that at capture, with the outcome.
 
         Args:
             values: What `run` returned.

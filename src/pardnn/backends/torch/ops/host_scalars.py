@@ -104,7 +104,7 @@ class ScalarRecorder(Protocol):
     """The tracer, as far as a node needs it.
 
     Attributes:
-        is_index_asked: Whether Python has asked any node for an index.
+        is_index_asked: Whether Python has used any node as an index.
         hints: The number in the traced step behind each value that does not depend on data.
     """
 
@@ -142,7 +142,7 @@ class HostNode:
         parents: The nodes that it was computed from.
         function: The key of `SCALAR_FUNCTIONS` that computed it; None for literals, inputs and
             `.item()`.
-        tensor: What `.item()` was called of.
+        tensor: The tensor whose `.item()` was called.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class HostNode:
         return True
 
     def has_hint(self) -> bool:
-        """Return False, so that torch takes the number through a guard, which is recorded."""
+        """Return False, so that torch reads the number through a guard, which is recorded."""
         return False
 
     def maybe_as_int(self) -> int | None:
@@ -233,7 +233,7 @@ class HostNode:
         return self
 
     def str(self) -> str:
-        """Return the number's text, guarded; a placeholder where only a run knows it."""
+        """Return the number's text, guarded; a placeholder if only a run knows it."""
         if self.hint is None:
             return f"<host {self.kind.__name__}>"
         return repr(self.recorder.guard_scalar(self))
@@ -364,7 +364,7 @@ def _node(number: Any, other: HostNode) -> HostNode:
 
 
 def call_math(function: str, *numbers: Any) -> Any:
-    """Return a function of numbers, one at least a symbol, as a symbol.
+    """Return a function of numbers, at least one of them a symbol, as a symbol.
 
     Args:
         function: Its name in `SCALAR_FUNCTIONS`.

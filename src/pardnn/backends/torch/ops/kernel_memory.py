@@ -34,7 +34,7 @@ LARGER = _LOSSES | _BAGS | _CLONES | {_COL2IM}
 
 
 def compact(result: Any) -> Any:
-    """Return the results of a call, each in a storage that is no larger than what it shows."""
+    """Return the results of a call, each in a storage no larger than the result."""
     if isinstance(result, list | tuple):
         return [compact(item) for item in result]
     if not isinstance(result, torch.Tensor):

@@ -14,7 +14,7 @@ _TENSOR, _LEAF, _PARAMETER, _MADE = "str", "str leaf", "str parameter", "str gra
 
 
 def text_format(tensor: torch.Tensor) -> str:
-    """Return the format of a tensor's text: what `format_number` needs beside its numbers."""
+    """Return the format of a tensor's text, which `format_number` needs besides its numbers."""
     if isinstance(tensor, torch.nn.Parameter):
         return _PARAMETER if tensor.requires_grad else f"{_PARAMETER}, frozen"
     if tensor.grad_fn is None:

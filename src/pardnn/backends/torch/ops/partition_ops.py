@@ -49,7 +49,7 @@ def box_view(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
 def box_copy(
     value: torch.Tensor, box: Sequence[Sequence[int]], strides: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Return a copy of a box of a tensor, in a storage of its own.
+    """Return a copy of a box of a tensor, in its own storage.
 
     Args:
         value: The whole tensor.

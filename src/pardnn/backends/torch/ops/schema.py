@@ -90,7 +90,7 @@ class Signature:
         writes: Names of the arguments that it changes in place.
         view: Whether it returns a view of its input.
         random: Whether it draws from a generator.
-        split: Whether it can be split into one call for each element of its lists.
+        split: Whether it can be split into one call per element of its lists.
         sized: Whether its numbers decide a shape.
         cacheable: Whether its fake result depends on geometries and plain arguments alone.
         kind: Its kind in a graph.
@@ -208,9 +208,9 @@ def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an op's fake kernel, and correct types and strides that it is known to get wrong.
+    """Run an op's fake kernel, and correct types and strides that it gets wrong.
 
-    On the CPU batch norm and padding know two memory formats, and no other order of dims. Some
+    On CPUs, batch norm and padding know two memory formats, and no other order of dims. Some
     elementwise ops stride their results like a product, whatever their fake kernels say.
 
     Args:

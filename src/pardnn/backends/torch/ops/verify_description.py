@@ -184,10 +184,10 @@ def verify_worker_ops(
         whole: Results of the call on whole inputs.
         ops: One per worker.
         values: Whole inputs, by slot.
-        is_random: Compare shapes alone.
+        is_random: Compare only shapes.
 
     Returns:
-        What is wrong, None if all is right.
+        What is wrong; None if nothing is.
     """
     local_results: list[list[Any]] = []
     for worker, op in enumerate(ops):

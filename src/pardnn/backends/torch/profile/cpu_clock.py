@@ -17,7 +17,7 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[Callable[[Callable[[], object]], float]]:
-    """Yield a function that makes a call and returns its seconds, 1 us beside it for the reading.
+    """Yield a function that makes a call and returns its seconds, plus 1 us for reading the clock.
 
     Use it in the thread that entered it.
     """

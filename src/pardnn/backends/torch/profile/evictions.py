@@ -25,7 +25,7 @@ class Visit(NamedTuple):
     Attributes:
         is_run: Whether its inputs and outputs fit the budget at all.
         evicted: Names of the values that are dropped before it.
-        made: Names of the inputs that are made up before it.
+        made: Names of the inputs that get synthetic values before it.
         ended: Names of the values that are dropped after it.
     """
 
@@ -39,7 +39,7 @@ def visits(ops: Sequence[Op], budget: int) -> list[Visit]:
     """Return what to keep of a run of ops, so that no more than `budget` bytes are held.
 
     Args:
-        ops: In the order of the run. Sources hold nothing: what is read of them is made up.
+        ops: In the order of the run. Sources take no memory: their values are synthetic.
         budget: Bytes of storages.
     """
     held = _Held(ops, budget)

@@ -80,10 +80,10 @@ def profile_in_context(
         graph: A captured graph, or a rank's share of a partitioned one.
         end: `time.perf_counter` after which no further run starts; None for no limit.
         memory: Bytes of tensors that it may take; None: a share of what this machine has free.
-        tell: Told now and then which share of the least work is done.
+        tell: Called now and then with the share of the least work that is done.
 
     Returns:
-        By signature, the median over the runs, averaged over the places of a call; likewise for
+        By signature, the median over the runs, averaged over the positions of a call; likewise for
         each kind of view, for all views and for host arithmetic. A call that alone exceeds the
         memory is absent.
     """

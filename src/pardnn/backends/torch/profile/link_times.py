@@ -74,7 +74,7 @@ def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> Lin
     """Measure messages between two local CPU ranks, idle and computing; keep them in the cache.
 
     Args:
-        timeout_s: After which the ranks are given up.
+        timeout_s: After which the ranks are given up, seconds.
         folder: Of the cost cache; the user's if absent.
 
     Raises:

@@ -109,15 +109,14 @@ def profile_graph(
         graph: A captured graph.
         device: Where to run the calls.
         progress: Called with the number of calls done and in all.
-        threads: That an op may use on a CPU; as many as now if absent. The number of now is
-            restored.
+        threads: That an op may use on a CPU; the current number if absent, which is restored.
         folder: Of the cost cache; the user's if absent.
         budget_seconds: After which each remaining call is timed once.
         memory: Bytes of tensors that it may take; a call that needs more is estimated by a
             roofline. None: what the device has free.
-        admit: Raises `UnsupportedError` for an op that may not run; it is estimated, and so is
-            what the budget leaves no time for. None runs all.
-        is_kept: Whether what was measured goes into the cache.
+        admit: Raises `UnsupportedError` for an op that may not run; it is estimated, and so are ops
+            for which the budget leaves no time. None runs all.
+        is_kept: Whether results go into the cache.
         keeps_freed: Freed tensors of a CPU stay in the heap, as on ranks without a limit or with
             much room; False: only those below 2 MiB.
 
@@ -164,7 +163,7 @@ def cached_table(
 
     Args:
         device: Where the calls were run.
-        threads: That an op may use on a CPU; as many as now if absent.
+        threads: That an op may use on a CPU; the current number if absent.
         folder: Of the cost cache; the user's if absent.
         keeps_freed: See `profile_graph`.
     """

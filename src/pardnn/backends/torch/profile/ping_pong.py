@@ -87,7 +87,7 @@ def lead(end: End, budget_s: float) -> dict[int, float]:
 
     Args:
         end: This rank's.
-        budget_s: After which no longer messages are tried.
+        budget_s: After which no longer messages are tried, seconds.
 
     Returns:
         Seconds of one message, by its bytes.

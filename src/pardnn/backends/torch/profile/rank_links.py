@@ -36,15 +36,15 @@ Pair = tuple[int, int]
 
 
 class ThisCluster(NamedTuple):
-    """What the ranks of a run are.
+    """The cluster of the ranks of a run.
 
     Attributes:
         cluster: A device per rank, in order of rank, and the links between them.
-        num_nodes: On which they run.
+        num_nodes: Number of nodes on which they run.
         within: The link of two ranks of one node, the slowest; None if no node has two.
         between: The link of two nodes, the slowest; None with a single one.
-        pairs: How many pairs of ranks were measured now; 0 if all was known before.
-        seconds: That measuring took.
+        pairs: How many pairs of ranks were measured now; 0 if all were known before.
+        seconds: Duration of measuring.
     """
 
     cluster: Cluster
@@ -58,12 +58,11 @@ class ThisCluster(NamedTuple):
 def this_cluster(world: World, *, every: bool = False, folder: Path | None = None) -> ThisCluster:
     """Measure the links between the ranks; all ranks call it once, and get the same.
 
-    On one node what was measured before counts, for the same machine, transport and number of
-    ranks.
+    On one node, earlier measurements count, for the same machine, transport and number of ranks.
 
     Args:
         world: This rank's connections, of at least two ranks.
-        every: Measure every pair, one after the other, whatever is known.
+        every: Measure every pair, one after the other, whatever is cached.
         folder: Of the cost cache; the user's if absent.
 
     Raises:
@@ -123,7 +122,7 @@ def every_pair(size: int) -> list[list[Pair]]:
 
 
 def tournament(nodes: Sequence[int]) -> list[list[Pair]]:
-    """Return rounds in which each two nodes, and two ranks of each node, are measured.
+    """Return rounds in which any two nodes, and two ranks of each node, are measured.
 
     Args:
         nodes: The number of each rank's node.

@@ -42,7 +42,7 @@ class Recorder:
                 self._waits.append((number, specs[action.message].tensor))
 
     def begin(self) -> list[float]:
-        """Return the stamps of a step; one more is to be appended after each action."""
+        """Return the stamps of a step, to which one more is appended after each action."""
         return [time.perf_counter()]
 
     def end(self, stamps: list[float]) -> None:

@@ -160,8 +160,8 @@ def _with_engine(raw: bytes, engine: mt19937.Twister) -> bytes:
 def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False) -> None:
     """Move a generator past `count` draws; its spare normal sample stays.
 
-    On CPU it takes about 3 ns a draw up to 16 million draws, then 50 to 100 ms however many; on
-    CUDA the offset is set. Memory is constant (below 1 MB).
+    On CPUs it takes about 3 ns per draw up to 16 million draws, then 50 to 100 ms for any number;
+    on CUDA the offset is set. Memory is constant (below 1 MB).
 
     Args:
         generator: The generator to move.
@@ -195,7 +195,7 @@ def skip_calls(
 ) -> None:
     """Move a generator past calls that it does not run, as if it had run them in this order.
 
-    O(calls) plus one `advance`, two where a call leaves a spare normal sample.
+    O(calls) plus one `advance`, or two if a call leaves a spare normal sample.
 
     Args:
         generator: The generator to move.

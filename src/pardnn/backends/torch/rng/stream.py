@@ -27,7 +27,7 @@ from pardnn.errors import MismatchError
 
 
 class RandomStream:
-    """The generator of one rank, at each of its random ops where one device would have it.
+    """The generator of one rank, at each of its random ops in the state that one device would have.
 
     Args:
         order: Names of all random ops of the step that draw from this generator, in its order.

@@ -73,7 +73,7 @@ class Agreement:
             raise self._error(found)
 
     def explained(self, error: PardnnError) -> PardnnError:
-        """Return the error that explains a failure within the step, where it is a disagreement."""
+        """Return the error that explains a failure within the step, if it is a disagreement."""
         if self._told is None:
             return error
         found = self._in_pair.read()

@@ -57,7 +57,7 @@ class Binding:
         step: The user's step.
         args: Its arguments, with the example batch; fake tensors if they come from a recording.
         graph: The graph of that step.
-        device: Where this rank's values live.
+        device: Where this rank's values are.
 
     Raises:
         MismatchError: E505, if the graph has sources that the step's arguments do not have.
@@ -119,7 +119,7 @@ class Binding:
         return self.objects().stateful
 
     def objects(self) -> ObjectGraph:
-        """Return what the step reaches now, but for the batch."""
+        """Return what the step reaches now, except the batch."""
         return walk_objects(self._step, self._args)
 
     def held_numbers(self) -> dict[str, Source]:
@@ -137,8 +137,8 @@ class Binding:
     def replayed(self, ops: Iterable[Op], recording: Recording) -> dict[str, Any]:
         """Return the values of source ops by name, from a replay of the recorded construction.
 
-        Called once per rank with all that it needs: the generators end where the whole
-        construction leaves them. Of a sharded tensor only the shard stays in memory.
+        Called once per rank with everything that it needs: the generators end where the whole
+        construction leaves them. Of a sharded tensor, only the shard stays in memory.
 
         Args:
             ops: Sources of the planned graph.
@@ -167,7 +167,7 @@ class Binding:
     def live_values(self, ops: Iterable[Op]) -> dict[str, Any]:
         """Return the live values of source ops by name; states that do not exist yet are created.
 
-        A shard has a storage of its own; the whole tensor stays alive until `install`.
+        A shard has its own storage; the whole tensor stays alive until `install`.
         """
         values = {}
         for op in ops:
@@ -187,7 +187,7 @@ class Binding:
         return isinstance(self._initial[of], dict) and self.sources[of].get() is None
 
     def first_tensor(self, of: str) -> Any:
-        """Return the live tensor of a source, or what it starts as a copy of; None without."""
+        """Return the live tensor of a source, or that of which it starts as a copy; else None."""
         return self.sources[self._initial[of]["copy_of"] if self._is_copy(of) else of].get()
 
     def _own_box(self, of: str, box: Box | None) -> Box | None:
@@ -234,7 +234,7 @@ class Binding:
             optimizer._opt_called = True
 
     def first_values(self, ops: Sequence[Op], recording: Recording | None) -> dict[str, Any]:
-        """Return the values of source ops of which no rank holds a shard yet, by name.
+        """Return by name the values of source ops of which no rank holds a shard yet.
 
         Args:
             ops: Of this rank.
@@ -256,9 +256,9 @@ class Binding:
         return self._guards is not None
 
     def watch(self) -> None:
-        """Note the Python values that the graph holds for, as they are now.
+        """Note the current Python values on which the graph relies.
 
-        From here on the example batch is not needed, and let go of.
+        From here on the example batch is not needed, and is dropped.
         """
         filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
         self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
@@ -349,7 +349,7 @@ class Binding:
         return tuple(given.get(i, arg) for i, arg in enumerate(self._args))
 
     def changes(self, batch: Batch) -> Iterator[Change]:
-        """Yield what differs from what the graph holds for: of the batch, then of all else.
+        """Yield what differs from what the graph relies on: in the batch, then elsewhere.
 
         Args:
             batch: Of `read`; `watch` was called before.
@@ -376,7 +376,7 @@ class Binding:
         return self.inputs(given.tensors, given.numbers)
 
     def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """Give the user's objects what the step made; return those that it returns, by name.
+        """Write the step's results into the user's objects; return by name those it returns.
 
         Call it after each step. Containers of the batch get tensors that it put into them.
 
@@ -393,7 +393,7 @@ class Binding:
         return held
 
     def sinks(self) -> dict[str, Any]:
-        """Return the files and writers that the step tells something, by name."""
+        """Return the files and writers to which the step writes, by name."""
         return self._host.sinks()
 
     def _is_of_batch(self, name: str) -> bool:

@@ -17,12 +17,12 @@ from pardnn.errors import UserCodeError
 
 
 def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
-    """Print, log and check what a step did, in its order; every rank calls it after the step.
+    """Carry out a step's prints, logs and checks in order; every rank calls it after the step.
 
     Args:
-        effects: As `capture.numbers.effects` notes them, with this step's numbers.
-        sinks: This rank's files and writers that the step tells something, by name; None is told
-            nothing.
+        effects: As `capture.numbers.effects` records them, with this step's numbers.
+        sinks: This rank's files and writers to which the step writes, by name; where one is None,
+            nothing is written.
 
     Raises:
         Exception: A check of the step came out otherwise: of the class that the step raises, if
@@ -55,7 +55,7 @@ def text_of(parts: list[Any]) -> str:
 
 
 def value_of(content: Any) -> Any:
-    """Return what `content` stands for, in which tensors and numbers are in their places."""
+    """Return the value that `content` describes, with tensors and numbers in their places."""
     if not isinstance(content, dict):
         return content
     ((kind, parts),) = content.items()

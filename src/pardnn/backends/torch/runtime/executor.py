@@ -52,7 +52,7 @@ CodeStep = Callable[..., tuple[Any, dict[str, Any]]]
 
 
 class History(NamedTuple):
-    """The steps of a rank so far, whatever executor ran them; `what` they are, for people.
+    """The steps of a rank so far, whichever executor ran them; `what` they are, for people.
 
     `step_s`: Seconds of each. `waits_s`: Seconds that it waited for each other rank, per step.
     """
@@ -81,7 +81,8 @@ class Executor:
         result: What the last step returned, the same on every rank.
         effects: What it prints, logs and checks (`runtime.effects`), likewise.
         recorder: Takes the times of steps after the first, if `record` was called.
-        agreement: Compares with the other ranks what runs; None: it is known to be the same.
+        agreement: Compares with the other ranks which graph runs; None: all are known to be the
+            same.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -122,12 +123,12 @@ class Executor:
         self._expected = [(op, *shape_and_dtype(op)) for op in program.inputs()]
 
     def attach(self, resident: Mapping[str, Any]) -> None:
-        """Take the residents, as for the class; between `detach` and this, no step can run."""
+        """Take the residents, see the class; between `detach` and this, no step can run."""
         self._env = dict(self._resident_values(resident))
         self._names = frozenset(self._env)
 
     def detach(self) -> None:
-        """Let go of all values: others have taken over."""
+        """Drop all values: others have taken over."""
         self._env = {}
 
     def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -227,7 +228,7 @@ class Executor:
                 returns them, so that its failure is reported to all ranks.
 
         Returns:
-            The loss, in a tensor of its own, which waits when it is read (`comm.pending_loss`).
+            The loss, in a separate tensor, which waits when it is read (`comm.pending_loss`).
 
         Raises:
             MismatchError: E512, if an input is not of the captured shape or type.
@@ -262,11 +263,11 @@ class Executor:
         return self._loss
 
     def record(self) -> None:
-        """Take the times of what runs from the second step on."""
+        """Record the times of actions from the second step on."""
         self.recorder = Recorder(self._actions, self.program.specs)
 
     def run_code(self, step: CodeStep) -> None:
-        """Run generated code in place of the actions; its memory is not measured."""
+        """Run generated code instead of the actions; its memory is not measured."""
         before = getattr(self._stream, "before", lambda _op: None)
 
         def call(env: Environment) -> None:

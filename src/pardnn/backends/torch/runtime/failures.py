@@ -51,7 +51,7 @@ def out_of_memory(
 
 @contextlib.contextmanager
 def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
-    """Tell all ranks where this one runs out of memory outside a step.
+    """Report to all ranks if this one runs out of memory outside a step.
 
     Args:
         world: This rank's connections.
@@ -81,7 +81,7 @@ def naming_what_is_made_whole(
     tensors: Sequence[torch.Tensor],
     shards: Sequence[Shard | None],
 ) -> Iterator[None]:
-    """Tell the largest tensor that was made whole, where there was no memory for all of it.
+    """Name the largest tensor that was made whole, if memory ran out.
 
     Args:
         recording: That is replayed.
@@ -90,7 +90,7 @@ def naming_what_is_made_whole(
         shards: Of each.
 
     Raises:
-        MemoryError: In place of what the system said.
+        MemoryError: Instead of the system's error.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def naming_what_is_made_whole(
 
 
 def memory_reason(error: BaseException) -> str:
-    """Return what the system said where there was no memory left, and what to do."""
+    """Return what the system said when memory ran out, and what to do."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"{said[:300]}\nRaise --reserve (`reserve=`), or give this device more memory."
 

@@ -51,9 +51,9 @@ class Assigned(NamedTuple):
     """The places that a step assigns.
 
     Attributes:
-        slots: By reference as JSON; those that it takes objects from, too.
+        slots: By reference as JSON; including those from which it takes objects.
         unread: References to those that no later step reads.
-        left: Reference and value of those that a later step reads, and does the same.
+        left: Reference and value of those that later steps read without changing what they do.
     """
 
     slots: Mapping[str, Slot]
@@ -65,11 +65,11 @@ class Assigned(NamedTuple):
         return [self.slots[_key(each)] for each in self.unread]
 
     def left_values(self) -> dict[tuple[int, Any], Any]:
-        """Return what the step leaves in places and holds for as well, by `held_numbers.place`."""
+        """Return left values for which the graph holds as well, by `held_numbers.place`."""
         return {place(self.slots[_key(each)]): value for each, value in self.left}
 
     def absent(self) -> list[tuple[str, Slot]]:
-        """Return name and place of those that a step reads, and that hold nothing yet."""
+        """Return name and place of those that a step reads and that are still empty."""
         unread = set(map(_key, self.unread))
         return [
             (_shown(json.loads(key)), slot)
@@ -94,14 +94,14 @@ def filled_names(graph: Graph) -> list[str]:
 
 
 def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) -> None:
-    """Put into containers what the last step told.
+    """Put the output of the last step into containers.
 
     Args:
         effects: Of the step.
         containers: Those of this rank, by name.
 
     Raises:
-        FileError: E402, if an effect is none that a capture notes.
+        FileError: E402, if an effect is none that a capture records.
     """
     for name, keys, method, args in (each["call"] for each in effects if "call" in each):
         container = containers[name]
@@ -114,7 +114,7 @@ def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) ->
 
 
 def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -> None:
-    """Put the tensors into containers of the batch that the step has put there.
+    """Put the tensors of the step into containers of the batch.
 
     Args:
         effects: Of the step.
@@ -135,7 +135,7 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
         graph: Of that step.
 
     Raises:
-        MismatchError: E505, if the step's objects have not all of them.
+        MismatchError: E505, if the step's objects do not have all of them.
     """
     effects = graph.step_notes.get("effects", [])
     noted = [each["assign"] for each in effects if "assign" in each]
@@ -164,7 +164,7 @@ def assign(
     sources: Mapping[str, Source],
     batch: Iterable[ObjectGraph],
 ) -> None:
-    """Give the user's objects what the last step has assigned.
+    """Make the assignments of the last step in the user's objects.
 
     Args:
         effects: Of the step.
@@ -196,7 +196,7 @@ def assign(
 
 
 def put_in_order(container: dict[Any, Any], keys: Sequence[Any]) -> None:
-    """Move the keys of a dictionary so that those of them which are given have their order."""
+    """Move the keys of a dictionary so that the given ones have the given order."""
     known = {*keys} & container.keys()
     wanted = iter([key for key in keys if key in known])
     found = [next(wanted) if key in known else key for key in container]

@@ -19,7 +19,7 @@ from pardnn.graph.ir import Op
 
 
 class GrantedValues:
-    """What a graph says of numbers, and what the user's objects hold.
+    """What a graph says about numbers, and what the user's objects hold.
 
     Args:
         numbers: Inputs of the graph that are numbers.
@@ -46,7 +46,7 @@ class GrantedValues:
         self._at_versions: dict[str, Any] = {}
 
     def expect(self, sources: Collection[str]) -> None:
-        """Take for granted that the batch gives each number that is none of `sources`."""
+        """Assume that the batch gives each number that is not in `sources`."""
         names = {*self._host.program.inputs, *(name for name, *_ in self._numbers)}
         self._of_batch = sorted(names.difference(sources))
         holders = [slot.holder if isinstance(slot.holder, dict) else None for slot in self._slots]
@@ -60,12 +60,12 @@ class GrantedValues:
             )
 
     def take(self) -> dict[str, Any] | None:
-        """Return the numbers that `changes` read, once; None if it was not asked or saw any."""
+        """Return the numbers that `changes` read, once; None if it was not called or found any."""
         read, self._read = self._read, None
         return read
 
     def changes(self, numbers: Mapping[str, Any]) -> Iterator[Change]:
-        """Yield what differs from what the graph holds for.
+        """Yield what differs from the values on which the graph relies.
 
         Args:
             numbers: Of the batch, by name; all others are read where they are held.

@@ -51,10 +51,10 @@ class HostNumbers:
         sources: Its sources by name; those of numbers that objects hold are added.
 
     Attributes:
-        program: What is computed with them.
+        program: The arithmetic on them.
         places: Where numbers and containers are held that the step changes: `held_numbers.place`.
         filled: The lists and dictionaries that it fills, by name.
-        left: What it leaves in places and holds for as well, by place.
+        left: Values that it leaves in places and for which it also holds, by place.
 
     Raises:
         MismatchError: E505, if the step's objects do not hold a number of the graph.
@@ -171,7 +171,7 @@ class HostNumbers:
                 holder = slot.holder
 
     def sinks(self) -> dict[str, Any]:
-        """Return the files and writers that the step tells something, as they are now, by name."""
+        """Return the current files and writers to which the step writes, by name."""
         return {name: slot.get() for name, slot in (self._sinks | self._given).items()}
 
     def value(self, name: str) -> Any:
@@ -186,7 +186,7 @@ class HostNumbers:
             numbers: The batch's numbers by name; all others are read where they are held.
 
         Returns:
-            The conditions that do not come out as at capture.
+            The conditions whose outcome differs from that at capture.
         """
         other = next(self._others_held(), None)
         if other is not None:
@@ -226,14 +226,14 @@ class HostNumbers:
     def write(
         self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()
     ) -> dict[str, Any]:
-        """Give the user's objects what the last step made for them; step its schedules.
+        """Write the results of the last step into the user's objects; step its schedules.
 
         Args:
-            effects: What the step tells, numbers that it makes of data among it.
+            effects: Those of the step, including numbers that it computes from data.
             batch: What the batch's arguments hold.
 
         Returns:
-            The objects that the step returns and that were there before it, by name.
+            The objects that the step returns and that existed before it, by name.
         """
         held = {name: slot.get() for name, slot in self._held.items()}
         sets = (effect["set"] for effect in effects if "set" in effect)

@@ -15,7 +15,7 @@ from pardnn.graph.ir import Graph, Op
 
 
 def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
-    """Return shape and dtype of a source's value; None for what the graph does not say."""
+    """Return shape and dtype of a source's value; None for those that the graph does not state."""
     (output,) = op.outputs
     dtype = getattr(torch, output.dtype or "", None)
     return output.shape, dtype if isinstance(dtype, torch.dtype) else None
@@ -52,7 +52,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
-    """Return the error E512 of an input of another shape or type than was captured.
+    """Return the error E512 for an input with another shape or type than at capture.
 
     Args:
         op: The input op.
@@ -75,16 +75,16 @@ _IMAGES = (4, 5)
 
 
 class TensorKind(NamedTuple):
-    """What a graph takes for granted of a tensor of the batch.
+    """The properties of a batch tensor on which a graph relies.
 
     Attributes:
         dtype: Its own.
         shape: Its own.
         requires_grad: Its own.
-        strides: None where they are those of a new tensor; those of dims of size 1 are 0, as far
-            as no result depends on them.
+        strides: None if they are those of a new tensor; those of dims of size 1 are 0 if no result
+            depends on them.
         layout: Such as "sparse_coo"; empty for a dense tensor.
-        of: What else the step may ask or change, `_others`.
+        of: Other properties that the step may read or change, `_others`.
         kind: `Tensor`, `Parameter` or a class of the user's.
     """
 
@@ -131,7 +131,7 @@ def _glance_at(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def kind_of(tensor: torch.Tensor) -> TensorKind:
-    """Return what a graph takes for granted of a tensor."""
+    """Return the properties of a tensor on which a graph relies."""
     is_dense = tensor.layout is torch.strided
     return TensorKind(
         tensor.dtype,
@@ -145,7 +145,7 @@ def kind_of(tensor: torch.Tensor) -> TensorKind:
 
 
 def class_of(tensor: torch.Tensor) -> type:
-    """Return the class of a tensor; of a fake one, that of what it stands for."""
+    """Return the class of a tensor; for a fake one, that of the tensor that it replaces."""
     if isinstance(tensor, FakeTensor):
         return torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return type(tensor)
@@ -171,7 +171,7 @@ def _others(tensor: torch.Tensor) -> str:
 
 
 class BatchTensors:
-    """The tensors of the batch that a graph was captured with: their kinds, and which are one.
+    """The batch tensors with which a graph was captured: their kinds, and which are the same.
 
     Args:
         tensors: By the name of their source.
@@ -193,7 +193,7 @@ class BatchTensors:
         ignores: Callable[[str], bool],
         parameters: Collection[str] = (),
     ) -> None:
-        """Note which tensors are one.
+        """Note which tensors are the same object.
 
         Args:
             tensors: Those of the class.
@@ -255,7 +255,7 @@ def is_number(op: Op) -> bool:
 
 
 def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Any]]:
-    """Yield name, place and captured value of each setting that the graph takes for granted."""
+    """Yield name, place and captured value of each setting on which the graph relies."""
     for name, value in graph.step_notes.get("settings", {}).items():
         if name in found:
             yield name, found[name], value

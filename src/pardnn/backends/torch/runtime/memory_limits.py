@@ -49,9 +49,9 @@ def data_bytes() -> int:
 
 
 def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bool:
-    """Leave small blocks in the heap where the limit has room for what it wastes; return whether.
+    """Leave small blocks in the heap if the limit has room for its waste; return whether.
 
-    Half of the allowance is for that: the heap may never be why a plan that fits ends.
+    Half of the allowance is for that: the heap must never end a plan that fits.
 
     Args:
         small_peak: Most bytes of small blocks that are live at once.
@@ -68,14 +68,14 @@ class HeapGuard:
     """Lets freed blocks stay in the heap while this process' limit has room for it.
 
     Pages of a heap count until the process ends, and blocks of all sizes, with kernels' scratch
-    between them, waste without a bound: of random steps one took 15 times what it held, and more
-    with each step. So the heap is asked how large it is at each step and before each op of large
-    blocks. Beyond its end, such blocks go back to the system again; those that fit a gap of the
-    heap still take that. What may then come is left free: all that a step makes at once, once more
-    for what the op in hand has made in the heap, and a block of scratch.
+    between them, waste without a bound: one of several random steps took 15 times what it held, and
+    more with each step. So the size of the heap is checked at each step and before each op of large
+    blocks. If it has no more room, such blocks go back to the system again; those that fit a gap of
+    the heap still take that. Room is left for what may then come: everything that a step makes at
+    once, once more for what the current op has made in the heap, and a block of scratch.
 
     Args:
-        made_bytes: Most bytes of blocks that are live at once of those that the step makes.
+        made_bytes: Most bytes of blocks made by the step that are live at once.
     """
 
     def __init__(self, made_bytes: int) -> None:
@@ -83,10 +83,10 @@ class HeapGuard:
         self._end: int | None = None
 
     def begin(self, *, is_watched: bool) -> None:
-        """Choose for a step.
+        """Choose whether blocks of a step stay.
 
         Args:
-            is_watched: Whether its ops are; where they are not, blocks stay without a limit alone.
+            is_watched: Whether its ops are watched; otherwise blocks stay only without a limit.
         """
         bound, _ = resource.getrlimit(resource.RLIMIT_DATA)
         self._end = None
@@ -117,7 +117,7 @@ class HeapGuard:
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:
-    """Limit what this process may hold from now on; return what was set, for people.
+    """Limit the memory of this process from now on; return what was set, for people.
 
     Args:
         limit_bytes: Bytes of tensors.
@@ -138,11 +138,11 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
 
 
 def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.device) -> bool:
-    """Limit what this process may hold besides what it holds; return whether there is a limit.
+    """Limit the memory of this process beyond what it holds; return whether there is a limit.
 
     Args:
         limit_bytes: Bytes of tensors; None without limit.
-        held_bytes: Of those, what it holds by now.
+        held_bytes: Those of them that it already holds.
         device: Of this rank.
     """
     if limit_bytes is not None:
@@ -152,13 +152,13 @@ def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.dev
 
 
 def lift_limit() -> None:
-    """Take the CPU limit away again, so that a failure can be told."""
+    """Remove the CPU limit, so that a failure can be reported."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def warm_up(device: torch.device) -> None:
-    """Load what torch loads late, so that it counts to the baseline and not to the limit."""
+    """Load what torch loads late, so that it counts towards the baseline and not the limit."""
     with torch.enable_grad():
         x = torch.ones(2, 4, 8, 8, device=device, requires_grad=True)
         weight = torch.ones(4, 4, 3, 3, device=device, requires_grad=True)

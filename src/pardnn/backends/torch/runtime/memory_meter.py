@@ -30,7 +30,7 @@ class MemoryMeter:
 
         Args:
             env: Values by name.
-            names: Of values that are there; others are skipped.
+            names: Of values; names without a value are skipped.
             of_caller: The storages are the caller's, who may hold more in them: a batch is often
                 a slice of a data set. Only what the tensors span is counted.
         """
@@ -51,7 +51,7 @@ class MemoryMeter:
         self.peak = max(self.peak, self.live)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Stop counting these names; a storage is released with its last one."""
+        """Stop counting these names; a storage is released with its last name."""
         for name in names:
             key = self._storage_of.pop(name, None)
             if key is None:
@@ -71,7 +71,7 @@ def live_bytes(env: Mapping[str, Any]) -> int:
 
 
 def freeing(names: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-    """Return what drops these values from an environment."""
+    """Return a function that drops these values from an environment."""
     if len(names) == 1:
         (only,) = names
 

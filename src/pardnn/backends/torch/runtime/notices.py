@@ -24,7 +24,7 @@ class Made(NamedTuple):
 
     Attributes:
         capture_s: Of the capture.
-        plan_s: Of planning; 0 where the graph is one that was planned before.
+        plan_s: Of planning; 0 if the graph was planned before.
     """
 
     capture_s: float = 0.0
@@ -32,7 +32,7 @@ class Made(NamedTuple):
 
 
 def not_left(names: Sequence[str]) -> None:
-    """Tell of tensors of constants that eager steps keep from their first use on.
+    """Report tensors made from constants that eager steps keep from their first use on.
 
     Args:
         names: Of the tensors; a parallel step makes them again each time, and leaves none.
@@ -47,7 +47,7 @@ def not_left(names: Sequence[str]) -> None:
 
 
 def gradients_not_left(names: Sequence[str]) -> None:
-    """Tell of tensors of the batch that get no gradient.
+    """Report tensors of the batch that get no gradient.
 
     Args:
         names: Of the tensors.
@@ -59,7 +59,7 @@ def gradients_not_left(names: Sequence[str]) -> None:
 
 
 class Notices:
-    """Tells of captures, and once of too many.
+    """Reports captures, and once that there are too many.
 
     Args:
         what: Is captured, for people: "step".
@@ -75,7 +75,7 @@ class Notices:
     def captured(
         self, made: Made, changes: Sequence[Change], step: int, moved: Sequence[str]
     ) -> None:
-        """Tell that the step was captured again.
+        """Report that the step was captured again.
 
         Args:
             made: How long it took.
@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
 
 
 def changed_values(changes: Sequence[Change]) -> MismatchError:
-    """Return the error E509 of values that changed where nothing can plan again."""
+    """Return the error E509 for values that changed while nothing can plan again."""
     return MismatchError(
         f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
         "captured ones. Pass a number that changes from call to call as an argument of the step: "

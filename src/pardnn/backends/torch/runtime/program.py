@@ -33,18 +33,18 @@ class Program:
         loss: The op that marks the loss, which an evaluation does not have; None if the graph has
             no such op.
         peaks: Predicted peak bytes of each rank.
-        block_peaks: Of each rank, the peak of blocks that may stay in the heap when they are
+        block_peaks: For each rank, the peak of blocks that may stay in the heap when they are
             freed, and that of all others.
-        made_peaks: Of each rank, the peak of what the step makes.
+        made_peaks: For each rank, the peak of what the step makes.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
-        kept_tensors: Tensors of `whole` that the step returns or tells of, by name.
+        kept_tensors: Tensors of `whole` that the step returns or that its effects need, by name.
         kept: Per tensor of that structure its shards, which live until the end of the step.
         result_specs: Of the messages after the last action, numbered on: they bring the loss, what
             else the step returns, and the batch tensors that it writes, to every other rank.
         written: Batch tensors that the step writes in place.
-        state: Where each parameter, buffer and optimizer state lives.
+        state: Where each parameter, buffer and optimizer state is.
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -128,10 +128,10 @@ class Program:
         return [self.ops[name] for name in placed if self.ops[name].kind in STATE_KINDS]
 
     def beside(self, others: Iterable[tuple[Op, Sequence[tuple[Shard, Op]]]]) -> Program:
-        """Return this program as one of more state, which none of its ops reads.
+        """Return this program with additional state, which none of its ops reads.
 
         Args:
-            others: Sources of no graph, each with its shards and their ops.
+            others: Sources that are in no graph, each with its shards and their ops.
         """
         made = copy.copy(self)
         made.sources, made.state, made.ops = {**self.sources}, {**self.state}, {**self.ops}

@@ -50,10 +50,10 @@ def is_random(op: Op) -> bool:
 
 
 def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
-    """Return the op of the whole graph whose numbers an op of a planned graph draws.
+    """Return the op of the whole graph whose draws an op of a planned graph makes.
 
-    Copies of a random op, one per device, are one draw of the generator, and so are its replay and
-    its second call.
+    Copies of a random op, one per device, are one draw of the generator; so are its replay and its
+    second call.
 
     Args:
         op: A random op of the planned graph.
@@ -77,7 +77,7 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
 def random_stream(
     program: Program, world: World, draws: Mapping[str, Draws]
 ) -> tuple[RandomStream | None, Mapping[str, str]]:
-    """Return this rank's generator in a step, and of each random op whose numbers it draws.
+    """Return this rank's generator in a step, and for each random op the op whose draws it makes.
 
     Args:
         program: Of the step.
@@ -118,7 +118,7 @@ def replayed_op(op: Op) -> str | None:
 
 
 def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
-    """Check that no op that draws by itself is partitioned: its numbers would be others.
+    """Check that no op that draws by itself is partitioned: its numbers would differ.
 
     Args:
         op: A random op of the planned graph.

@@ -27,7 +27,7 @@ from pardnn.errors import MismatchError, shown
 
 
 def check_written(program: Program, inputs: Mapping[str, Any], device: torch.device) -> None:
-    """Check that every batch tensor which the step writes can be written in place, and is alone.
+    """Check that every batch tensor that the step writes can be written, and shares no memory.
 
     Args:
         program: Names them.
@@ -36,7 +36,7 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
 
     Raises:
         MismatchError: E512, if one is on another device than the rank, or shares its memory with
-            another input: the graph has them apart.
+            another input, because they are separate in the graph.
     """
     for name in program.written:
         if inputs[name].device.type != device.type:
@@ -74,12 +74,12 @@ def share_results(
         program: What ran.
         world: This rank's connections.
         loss: On the rank that computed it; None elsewhere.
-        inputs: This step's inputs by name; those that the step writes are brought up to date.
+        inputs: This step's inputs by name; those that the step writes are updated.
         live: This rank's live values, by the names of the planned graph.
 
     Returns:
-        The loss, what the step returned, and what it tells (`runtime.effects`); tensors of their
-        own, the same on every rank. A loss that is returned alone may still be on its way.
+        The loss, what the step returned, and its effects (`runtime.effects`), in separate tensors,
+        the same on every rank. A loss that is returned alone may still be pending.
     """
     settle_loss(world)
     if _returns_loss(program) and program.result_specs:

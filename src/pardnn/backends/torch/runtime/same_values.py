@@ -36,7 +36,7 @@ _RANDOM_ADVICE = (
 
 
 def checksum(value: Any) -> int | None:
-    """Return a checksum of a number, or a tensor's values, shape and dtype; None without data."""
+    """Return a checksum of a number, or a tensor's values, shape and dtype; None for no data."""
     if isinstance(value, int | float):
         return zlib.crc32(repr(value).encode())
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or value.is_meta:
@@ -51,13 +51,13 @@ def checksum(value: Any) -> int | None:
 def check_same_state(
     world: World, values: Iterable[tuple[str, Any]], *, is_random: bool, key: str = ""
 ) -> None:
-    """Compare the initial state of all ranks, and their random state where the step draws.
+    """Compare the initial state of all ranks, and their random state if the step draws.
 
     Args:
         world: This rank's connections.
         values: Name and live value of each parameter, buffer and optimizer state.
         is_random: Whether the graph has random ops.
-        key: Tells this exchange from others of these ranks.
+        key: Distinguishes this exchange from others of these ranks.
 
     Raises:
         MismatchError: E518, on all ranks, naming the first tensor that differs.
@@ -77,7 +77,7 @@ def check_same_batch(world: World, batch: Mapping[str, Any], step: int, key: str
         world: This rank's connections.
         batch: The batch's tensors by name.
         step: Steps run before.
-        key: Tells this step from others of these ranks.
+        key: Distinguishes this step from others of these ranks.
 
     Raises:
         MismatchError: E518, on all ranks, naming the first tensor that differs.

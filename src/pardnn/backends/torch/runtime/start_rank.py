@@ -26,7 +26,7 @@ from pardnn.errors import PardnnError
 
 
 def run_handshake(program: Program, world: World, key: str = "") -> None:
-    """Compare with all ranks what is about to run; see `comm.handshake`.
+    """Compare what is about to run on all ranks; see `comm.handshake`.
 
     Args:
         program: What this rank is about to run.
@@ -54,7 +54,7 @@ def exchange_draws(program: Program, world: World, key: str = "") -> dict[str, D
         key: Tells this exchange from others of these ranks.
 
     Returns:
-        By name of the random op in the whole graph; nothing where no generator must be moved.
+        By name of the random op in the whole graph; empty if no generator has to be moved.
 
     Raises:
         UnsupportedError: E822, if an op's draws depend on values.
@@ -93,7 +93,7 @@ def prepare(program: Program, world: World, history: History, key: str) -> Execu
         program: What to run.
         world: This rank's connections.
         history: The steps of this rank so far.
-        key: Tells the exchanges from others of these ranks.
+        key: Distinguishes the exchanges from others of these ranks.
 
     Raises:
         MismatchError: E510 or E511, if ranks and plan do not belong together.
@@ -117,7 +117,7 @@ def start(
         program: What to run.
         world: This rank's connections.
         residents: Returns the values of this rank's residents; called after the handshake.
-        checked: Do the handshake; only tests of what happens without it say no.
+        checked: Do the handshake; only tests of what happens without it pass False.
         on_failure: See `FailureDetector`.
 
     Raises:

@@ -17,7 +17,7 @@ from pardnn.graph.ir import Graph
 
 
 class StartingNumbers:
-    """The settings that a state may start from.
+    """The settings from which a state may start.
 
     Args:
         graph: Of the step.
@@ -40,10 +40,10 @@ class StartingNumbers:
         ]
 
     def check(self) -> None:
-        """Compare them; call it before the first step: they may change after it.
+        """Compare them; call it before the first step, after which they may change.
 
         Raises:
-            MismatchError: E528, if one is another than at capture.
+            MismatchError: E528, if one differs from that at capture.
         """
         for entry, state in self._found:
             assert entry.slot is not None

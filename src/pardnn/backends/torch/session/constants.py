@@ -32,7 +32,7 @@ class Constants:
     Args:
         tensors: With their values in the trace.
         is_alone: Whether there is one rank.
-        whole_of: Returns the whole of a tensor that ranks hold in parts, or one of them.
+        whole_of: Returns the whole of a tensor that ranks hold in parts, or that one rank holds.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Constants:
             self._held.append((weakref.ref(tensor), _version(tensor), content, name))
 
     def changes(self) -> Iterator[Change]:
-        """Yield those that hold something else.
+        """Yield those whose content has changed.
 
         Raises:
             MismatchError: E509, on several ranks.

@@ -61,7 +61,7 @@ def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def in_eval_mode(models: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Put models into eval mode, and each of their modules back into its own afterwards."""
+    """Put models into eval mode, and restore the mode of each of their modules afterwards."""
     modules = [module for model in models for module in model.modules()]
     before = [module.training for module in modules]
     for module in modules:

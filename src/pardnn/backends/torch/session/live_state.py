@@ -66,13 +66,13 @@ class LiveState:
 
     Attributes:
         near: The plan that ran last; None before the first.
-        version: Counts what no longer lies where the executors of other steps have it.
-        holds_for: What each captured graph holds for, for people, by its number.
+        version: Counts moves of tensors away from where the executors of other steps have them.
+        holds_for: The values for which each captured graph holds, for people, by its number.
         executors: Those that hold values.
         spread: The user's objects that refuse to be read.
         users: The steps that work on the state, and that have not been closed.
         is_limited: Whether this rank's memory limit is enforced.
-        stop: Heeds SIGTERM and SIGINT; None leaves them to Python.
+        stop: Handles SIGTERM and SIGINT; None leaves them to Python.
     """
 
     def __init__(self, world: World) -> None:
@@ -111,7 +111,7 @@ class LiveState:
             self.stop.leave(done)
 
     def tell_cluster(self, on_cluster: Callable[[ThisCluster], None] | None) -> None:
-        """Measure what the ranks are, once for all steps on this state, and tell it.
+        """Measure the cluster of the ranks, once for all steps on this state, and report it.
 
         Args:
             on_cluster: None, or with a single rank: nothing is measured.
@@ -125,7 +125,7 @@ class LiveState:
     def most_held(self) -> int:
         """Return the largest number of bytes that this rank holds in a step of any graph so far.
 
-        What a graph does not read stays beside its peak.
+        State that a graph does not read is added to its peak.
         """
         rank = self._world.rank
         sizes = {known.storage: known.held.bytes[rank] for known in self._known.values()}
@@ -150,12 +150,12 @@ class LiveState:
         return None if known is None else known.held
 
     def keep(self, source: Source, held: Held, value: torch.Tensor | None) -> None:
-        """Take over a state that no graph reads so far; all ranks call it.
+        """Take over a state that no graph reads yet; all ranks call it.
 
         Args:
             source: Of a state that does not exist.
             held: What each device holds of it.
-            value: What this rank does; None for nothing.
+            value: What this rank holds; None for nothing.
         """
         if value is None:
             _hollow(held.tensor, source)
@@ -164,7 +164,7 @@ class LiveState:
         self._keep(source, held, None)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Take a tensor for a new one from here on, whole on every rank."""
+        """Treat a tensor as a new one from here on, whole on every rank."""
         self._known.pop(tensor, None)
 
     @contextlib.contextmanager
@@ -191,7 +191,7 @@ class LiveState:
         return WholeTensor(shape, tuple(strides), known.storage)
 
     def in_place(self, sources: Iterable[Source], near: Plan) -> StateInPlace:
-        """Return what is on the devices, by the names of a new graph.
+        """Return the state on the devices, by the names of a new graph.
 
         Args:
             sources: Of the graph.
@@ -208,10 +208,10 @@ class LiveState:
     def take(
         self, program: Program, binding: Binding, recording: Recording | None = None
     ) -> tuple[dict[str, Any], list[str]]:
-        """Leave on this rank what a program keeps here; all ranks call it.
+        """Keep on this rank what a program keeps here; all ranks call it.
 
-        What a rank does not keep has its shape still and reads as NaN (0 for integers), in one
-        element. Of a sharded tensor the user's object holds the shard from now on: the same
+        A tensor that a rank does not keep retains its shape and reads as NaN (0 for integers), in
+        one element. For a sharded tensor, the user's object holds the shard from now on: the same
         `Parameter`, with the shard's shape and storage.
 
         Args:

@@ -67,7 +67,7 @@ Prove = Callable[[Graph, Plan], None]
 
 
 class Shared(NamedTuple):
-    """What rank 0 tells all others of a new variant.
+    """What rank 0 sends to all others about a new variant.
 
     Attributes:
         graph: Of the step.
@@ -91,12 +91,12 @@ class Maker:
         state: What the ranks hold.
         step: The user's step.
         history: Of the steps of this rank.
-        plan: Of the user's own, for the first variant.
-        decide: Plans a graph for a number of devices, with the state where it is; None: no other
-            graph than that of `plan` can run.
-        is_random: Whether the models are yet to be initialised.
-        trains: Whether it is a training step; an evaluation returns what it likes.
-        prove: Raises unless what `plan` cuts computes what the graph does, which `check_plan`
+        plan: The user's own, for the first variant.
+        decide: Plans a graph for a number of devices, with the state where it is; None: only the
+            graph of `plan` can run.
+        is_random: Whether the models have yet to be initialised.
+        trains: Whether it is a training step; an evaluation may return anything.
+        prove: Raises unless the cut ops of `plan` compute what the graph does, which `check_plan`
             cannot know.
     """
 
@@ -327,11 +327,11 @@ def _text(value: Any) -> str:
 
 
 def together(world: World, key: str, work: Callable[[], Any]) -> Any:
-    """Return what `work` returns; where it fails on one rank, it fails on all.
+    """Return what `work` returns; if it fails on one rank, it fails on all.
 
     Args:
         world: This rank's connections.
-        key: Tells this exchange from others of these ranks.
+        key: Distinguishes this exchange from others of these ranks.
         work: Run on every rank.
     """
     result, failure = None, None
@@ -365,10 +365,10 @@ def broadcast(world: World, name: str, content: bytes | None) -> bytes:
     Args:
         world: This rank's connections.
         name: Key in the store, used once.
-        content: On rank 0 what all shall have, else None.
+        content: On rank 0, what all ranks get; otherwise None.
 
     Raises:
-        RankError: E602, if a rank has failed meanwhile.
+        RankError: E602, if a rank has failed in the meantime.
         StuckError: E702, if rank 0 writes nothing for `PLANNING_S`.
     """
     store = world.store

@@ -35,7 +35,7 @@ from pardnn.plan.state_layout import shard_of
 
 
 class KeptData:
-    """Where the data lies that this rank keeps for one graph.
+    """Where the data is that this rank keeps for one graph.
 
     Args:
         state: What the ranks hold.
@@ -60,10 +60,10 @@ class KeptData:
         self._places = list(map(_place, self._tensors))
 
     def follow(self) -> list[Change]:
-        """Take over what was given; return what needs another graph, of which nothing is held now.
+        """Take over new data; return tensors that need another graph, of which nothing is held now.
 
         Raises:
-            MismatchError: E527, if a rank that holds a share was given what it cannot take.
+            MismatchError: E527, if a rank that holds a shard was given data that it cannot take.
         """
         if self._words.hold():
             return []

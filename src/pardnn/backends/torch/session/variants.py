@@ -43,16 +43,16 @@ MAX_VARIANTS = 64
 
 @dataclass(eq=False)
 class Variant:
-    """One captured graph and what it holds for.
+    """One captured graph and the values for which it holds.
 
     Attributes:
         number: In the order of capture; the same on all ranks.
         executor: Runs it; variants of equal graphs share one.
         binding: Its sources and guards.
-        uncarried: Names of the tensors that it leaves otherwise than eager calls would.
+        uncarried: Names of the tensors that it does not leave as eager calls would.
         made: How long capture and planning took.
         holds_for: What had changed when it was captured, for people.
-        constants: Real tensors that its graph holds for.
+        constants: Real tensors with the content for which its graph holds.
     """
 
     number: int
@@ -64,12 +64,12 @@ class Variant:
     constants: Constants = field(default_factory=Constants)
 
     def changes(self, batch: Batch) -> Iterator[Change]:
-        """Yield what differs from what it holds for."""
+        """Yield what differs from the values for which it holds."""
         yield from self.binding.changes(batch)
         yield from self.constants.changes()
 
     def finished(self) -> Any:
-        """Tell what the step that has run prints, logs and checks; return what it returned."""
+        """Carry out the prints, logs and checks of the step that has run; return its result."""
         held = self.binding.end_step(self.executor.effects)
         tell(self.executor.effects, self.binding.sinks())
         result = self.executor.result
@@ -87,16 +87,17 @@ class Variants:
         history: Of the steps of this rank.
         make: Captures and plans again, on all ranks: of the variant's number, the arguments of the
             step, and what has changed.
-        first: What runs first.
+        first: The variant that runs first.
         recording: Of models without data.
-        announce: Told of each new program and its binding, before the user's objects are guarded.
+        announce: Called with each new program and its binding, before the user's objects are
+            guarded.
 
     Attributes:
         current: The variant that ran last.
         num_made: How often the step was captured.
         num_moved: How many tensors of state have moved from rank to rank.
         replaced: Tensors whose new data no graph so far can take.
-        stale: Names of tensors that the calls so far have left otherwise than eager ones would.
+        stale: Names of tensors that the calls so far have not left as eager ones would.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Variants:
             self.enter(self.current)
 
     def follow_data(self) -> None:
-        """Take over what was given to tensors of the state since the last call: `p.data = x`.
+        """Take over data given to tensors of the state since the last call: `p.data = x`.
 
         Raises:
             MismatchError: E527, if it cannot be.
@@ -167,7 +168,7 @@ class Variants:
             raise self._world.report_failure(error) from error.__cause__
 
     def settle(self) -> None:
-        """Take over what was given, between two steps.
+        """Take over new data, between two steps.
 
         Raises:
             MismatchError: E527, if only a step can.
@@ -203,12 +204,12 @@ class Variants:
         return variant
 
     def enter_widest(self) -> None:
-        """Make the variant that reads most of the state the one that runs; all ranks call it."""
+        """Switch to the variant that reads most of the state; all ranks call it."""
         readers = [v for v in self._known if not self.stale & v.executor.program.state.keys()]
         self.enter(max(readers, key=lambda v: len(v.executor.program.state), default=self.current))
 
     def prepare(self, values: Sequence[Any]) -> None:
-        """Capture and plan ahead for an example batch, where no variant holds for it.
+        """Capture and plan ahead for an example batch if no variant holds for it.
 
         Args:
             values: As for `step`.
@@ -228,7 +229,7 @@ class Variants:
         return variant
 
     def enter(self, variant: Variant, recording: Recording | None = None) -> list[str]:
-        """Make a variant the one that runs, with the state that is there; all ranks call it.
+        """Switch to a variant, with the current state; all ranks call it.
 
         Args:
             variant: Of the known ones.
@@ -238,7 +239,7 @@ class Variants:
             The names of the tensors of state that had to move from rank to rank.
 
         Raises:
-            UnsupportedError: E808, if it reads what the variants before it did not carry on.
+            UnsupportedError: E808, if it reads what earlier variants did not carry on.
         """
         self._check_carried(variant)
         if len(self._state.users) == (self._version >= 0):  # no other step is handed them
@@ -281,7 +282,7 @@ class Variants:
                 executor.agreement = Agreement(self._world, variant.number, describe)
 
     def check_opened(self) -> None:
-        """Reject to take another state where the first step is a graph of its own, and to come.
+        """Refuse another state if the first step has a separate graph that has not run yet.
 
         Raises:
             UnsupportedError: E806.

@@ -37,12 +37,12 @@ _NAMES: dict[int, str] = {}
 
 
 def mark_absent(tensor: Any, name: str) -> None:
-    """Let a tensor of one element say that other ranks keep what it stands for.
+    """Mark a tensor of one element as standing for one that other ranks keep.
 
     Args:
         tensor: Of the user's objects. One of a class that is not torch's own stays as it is, and so
-            does a single number, which memory holds in full.
-        name: Of what other ranks keep.
+            does a single number, which is complete.
+        name: Of the tensor that other ranks keep.
     """
     if type(tensor) in _CLASSES and tensor.numel() > 1:
         _NAMES[tensor.untyped_storage()._cdata] = name

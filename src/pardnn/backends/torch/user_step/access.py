@@ -25,7 +25,7 @@ _allowed = [0]
 
 @contextlib.contextmanager
 def access_allowed() -> Iterator[None]:
-    """Let models be called and read: for a capture, and for what knows which shares it reads."""
+    """Allow models to be called and read: for a capture, and for code that knows the shards."""
     _allowed[0] += 1
     try:
         yield

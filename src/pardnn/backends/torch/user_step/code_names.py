@@ -59,8 +59,8 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 def globals_named(function: types.FunctionType) -> list[str]:
     """Return the globals that a function may read.
 
-    By a name that it computes (`eval(text)`, `globals()[kind]`) these are what its texts mention,
-    functions, classes, and what is written as constants are; other variables are those of a loop.
+    If it computes names (`eval(text)`, `globals()[kind]`), these are the names in its texts,
+    functions, classes, and names written like constants; other variables belong to a loop.
     """
     code, held, named = function.__code__, function.__globals__, names_in(function.__code__)
     found = [name for name in _global_names(code) if name in held]
@@ -81,7 +81,7 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def texts_of(code: types.CodeType) -> Iterator[str]:
-    """Yield the texts in a function's code, and in what is defined in it."""
+    """Yield the texts in a function's code, and in functions defined in it."""
     for each in codes_of(code):
         for constant in each.co_consts:
             items = constant if isinstance(constant, tuple) else (constant,)
@@ -89,13 +89,13 @@ def texts_of(code: types.CodeType) -> Iterator[str]:
 
 
 def calls_by_text(code: types.CodeType) -> bool:
-    """Whether code calls `eval`, `exec` or `globals`; `model.eval()` is none of them."""
+    """Whether code calls `eval`, `exec` or `globals`; `model.eval()` does not count."""
     return not _OF_TEXTS.isdisjoint(_global_names(code))
 
 
 @functools.cache
 def lays_out_texts(code: types.CodeType) -> bool:
-    """Whether code calls `format` of a text that is none of its own: it may name attributes."""
+    """Whether code calls `format` of a text that is not its own, which may name attributes."""
     for each in codes_of(code):
         before = ""
         for at in dis.get_instructions(each):
@@ -108,7 +108,7 @@ def lays_out_texts(code: types.CodeType) -> bool:
 
 
 def names_in_fields(text: str) -> Iterator[str]:
-    """Yield the attributes and keys that a text asks of what it lays out: `"{0.mode}"`."""
+    """Yield the attributes and keys in the fields of a format text: `"{0.mode}"`."""
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(text) if field]
         yield from (
@@ -127,8 +127,8 @@ def place_in(code: types.CodeType, at: dis.Instruction) -> str:
 def object_question(code: types.CodeType) -> str | None:
     """Return "file.py:line" where a function may ask which object a tensor is; None if nowhere.
 
-    `x is None`, `x is Mode.TRAIN` and `type(x) is Tensor` ask nothing of the kind: what stands on
-    the right is a constant, or has a name with a capital.
+    `x is None`, `x is Mode.TRAIN` and `type(x) is Tensor` do not count: the right side is a
+    constant, or has a capitalised name.
     """
     for each in codes_of(code):
         before = ""
@@ -152,9 +152,9 @@ def is_library_file(filename: str) -> bool:
 
 
 def is_typed(filename: str) -> bool:
-    """Whether this is what code is named after that was typed at a prompt, or given by `-c`.
+    """Whether this is the file name of code typed at a prompt, or given by `-c`.
 
-    Code that libraries make of text, such as that of dataclasses, is named `<string>` as well.
+    Code that libraries make from text, such as that of dataclasses, is named `<string>` as well.
     """
     if filename == "<string>":
         return not hasattr(sys.modules["__main__"], "__file__")
@@ -162,7 +162,7 @@ def is_typed(filename: str) -> bool:
 
 
 def is_library_module(module: Any) -> bool:
-    """Whether a module, or a folder of modules without a file of its own, is of a library."""
+    """Whether a module, or a folder of modules without its own file, belongs to a library."""
     # What it holds, not what it answers: `torch.classes` makes something of any name.
     held = getattr(module, "__dict__", {})
     if module is sys.modules["__main__"] and "__file__" not in held:  # see `is_typed`
@@ -197,7 +197,7 @@ def held_by(function: types.FunctionType) -> Iterator[Any]:
 
 
 def given_to(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the globals that code made of text names: attrs passes factories to it so."""
+    """Yield the globals that code made from text names: attrs passes factories in this way."""
     if function.__code__.co_filename.startswith("<"):
         for name in function.__code__.co_names:
             if name in function.__globals__:

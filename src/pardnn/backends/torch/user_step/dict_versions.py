@@ -34,11 +34,11 @@ _OFFSET = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)
 
 
 class DictVersions:
-    """The version tags of some dictionaries, at first none is known, and other words beside them.
+    """The version tags of some dictionaries, none known at first, and other words.
 
     Args:
-        holders: They are kept alive: a tag is read from where its dictionary lies.
-        others: Addresses of other words, and what they have to be; kept alive by the caller.
+        holders: They are kept alive, because a tag is read from the memory of its dictionary.
+        others: Addresses of other words, and their expected values; kept alive by the caller.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DictVersions:
         self._known[self._size :] = words[:, 1].tobytes()
 
     def differ(self) -> bool:
-        """Look; return whether any tag is another one than when accepted last, or any word."""
+        """Look; return whether any tag differs from the last accepted one, or any word."""
         return self._words.read() != self._known
 
     def changed(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class DictVersions:
         return self._words.found[len(self._tags) :].tobytes() == self._known[self._size :]
 
     def accept(self) -> None:
-        """Take the dictionaries for known as they were at the last look."""
+        """Accept the dictionaries as they were at the last look."""
         self._known[: self._size] = self._words.found[: len(self._tags)].tobytes()
 
 
@@ -105,7 +105,7 @@ def attribute_address(value: Any, key: str) -> int | None:
 
 
 def list_words(value: list[Any], length: int) -> list[tuple[int, int]]:
-    """Return address and word of a list's length, as it has to be, and of where its items lie."""
+    """Return address and expected word of a list's length, and of the pointer to its items."""
     pointer = id(value) + _ITEMS
     return [(id(value) + _LENGTH, length), (pointer, WORD.from_address(pointer).value)]
 

@@ -98,7 +98,7 @@ class ObjectGraph:
         tensors: Every place that holds a tensor; a tied tensor has several.
         numbers: Every int, float, bool, str or None in arguments and optimizer settings.
         arrays: NumPy arrays among the arguments.
-        unseen: Sets, iterators and generators of random numbers: what they hold is in no slot.
+        unseen: Sets, iterators and random generators, whose content is in no slot.
         modules: Names of modules by id; the first name counts.
         stateful: Modules, optimizers, schedulers and gradient scalers.
         contents: What each container and object held: (name, holder, copy).
@@ -178,7 +178,7 @@ def holds_state(value: Any) -> bool:
 
 
 def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
-    """Return the names of the step's positional arguments, from its signature where it has one."""
+    """Return the names of the step's positional arguments, from its signature if it has one."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
@@ -253,7 +253,7 @@ def _is_skipped(value: Any, numeric: bool) -> bool:
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Return what users have set on a tensor, in the dictionary that holds it.
 
-    Of a placeholder it is a copy of what the tensor had that it stands for.
+    For a placeholder it is a copy of those of the tensor that it replaces.
     """
     own = tensor.__dict__
     if not isinstance(tensor, FakeTensor):

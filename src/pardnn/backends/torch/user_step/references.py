@@ -66,7 +66,7 @@ def is_reference(value: Any) -> bool:
 
 
 class Existence:
-    """Tells whether what a weak reference or proxy refers to exists, without holding it.
+    """Whether the object of a weak reference or proxy exists, without holding it.
 
     Args:
         value: The reference.
@@ -83,7 +83,7 @@ class Existence:
 
 
 def behind_proxy(value: Any) -> Any:
-    """Return what a weak proxy stands for, and any other value itself; None if that is gone."""
+    """Return the object of a weak proxy, or any other value itself; None if the object is gone."""
     if type(value) not in _PROXIES:
         return value
     try:
@@ -93,15 +93,15 @@ def behind_proxy(value: Any) -> Any:
 
 
 def followed(value: Any, name: str) -> Any:
-    """Return what a weak proxy stands for, and any other value itself.
+    """Return the object of a weak proxy, or any other value itself.
 
     Args:
         value: Any object but None.
         name: Dotted path to it.
 
     Raises:
-        UnsupportedError: E801, if the proxy's object is gone, or it only says what it is; E804, if
-            looking into it would change it.
+        UnsupportedError: E801, if the proxy's object is gone, or only claims to be of its class;
+            E804, if looking into it would change it.
     """
     if (found := behind_proxy(value)) is None:
         raise UnsupportedError(
@@ -163,7 +163,7 @@ def _check_claim(value: Any, name: str) -> None:
 
 
 def referred(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value refers to that is no attribute and no item, and what to call it.
+    """Yield references of a value other than attributes and items, with names for them.
 
     Members of sets have no order that is the same on all ranks, so they are called by their types.
 
@@ -208,8 +208,8 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
 def cells(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
     """Return the variables of a function that it shares with others, by name.
 
-    Without what `functools.singledispatch` has found so far: that follows from the functions that
-    are registered, which are looked at.
+    The cache of `functools.singledispatch` is left out: it follows from the registered functions,
+    which are included.
     """
     names, held = function.__code__.co_freevars, function.__closure__ or ()
     is_dispatch = function.__code__.co_filename == functools.singledispatch.__code__.co_filename
@@ -218,7 +218,7 @@ def cells(function: types.FunctionType) -> list[tuple[str, types.CellType]]:
 
 
 def registrations(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the custom ops that code calls by name, and what tells which functions each has now.
+    """Yield the custom ops that code calls by name, with getters of their current functions.
 
     Args:
         names: That the user's code mentions.

@@ -35,7 +35,7 @@ _NO_SINKS = (torch.Tensor, torch.nn.Module, dict, list, set, enum.Enum, BaseExce
 
 
 def is_outside(value: Any) -> bool:
-    """Whether what a value holds lies outside Python: an open file, a data base, a queue."""
+    """Whether the content of a value is outside Python: an open file, a database, a queue."""
     if isinstance(value, io.IOBase):
         return not value.closed
     module = f"{type(value).__module__}."
@@ -62,7 +62,7 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
 
 
 def may_be_told(value: Any) -> bool:
-    """Whether a value may be called after a step: one of `sinks_of` may."""
+    """Whether the calls on a value may be made after a step, as for those of `sinks_of`."""
     return is_outside(value) or (_is_librarys(value) and not _holds_tensors(value))
 
 

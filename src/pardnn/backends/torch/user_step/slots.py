@@ -46,14 +46,14 @@ class Slot(NamedTuple):
     path: tuple[int, ...] = ()
 
     def get(self) -> Any:
-        """Return what is held there now."""
+        """Return the current value."""
         value = _held(self.holder, self.key)
         for index in self.path:
             value = value[index]
         return value
 
     def set(self, value: Any) -> None:
-        """Hold `value` there; tuples on the way are rebuilt."""
+        """Set the value; tuples on the way are rebuilt."""
         if self.path:
             value = _rebuilt(_held(self.holder, self.key), self.path, value)
         if isinstance(self.holder, types.CellType):
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     Attributes:
         name: Dotted path from the step's parameters.
         value: Any object.
-        slot: Where it is held; None where it cannot be replaced.
+        slot: Where it is held; None if it cannot be replaced.
         owner: The innermost module or optimizer on the way; None if there is none.
         argument: Index of the argument that leads to it; -1 for closures and globals.
         numeric: Whether a number here may differ from step to step.
@@ -99,7 +99,7 @@ class Entry(NamedTuple):
 
 
 def dotted(prefix: str, key: Any) -> str:
-    """Return "prefix.key", or "key" alone where there is no prefix."""
+    """Return "prefix.key", or just "key" if there is no prefix."""
     if isinstance(key, weakref.ref):
         key = type(key()).__name__
     return f"{prefix}.{key}" if prefix else str(key)
@@ -118,7 +118,7 @@ def slot_of(holder: Any, key: Any) -> Slot:
 
 
 def items_of(holder: Any) -> Any:
-    """Return what holds an object's values: itself, or the dictionary of its attributes."""
+    """Return the holder of an object's values: itself, or the dictionary of its attributes."""
     if isinstance(holder, dict | list | deque):
         return holder
     if isinstance(holder, type):
@@ -128,7 +128,7 @@ def items_of(holder: Any) -> Any:
 
 
 def tuple_items(entry: Entry) -> Iterator[Entry]:
-    """Yield what a tuple holds; a part of a tuple is replaced with the whole of it."""
+    """Yield the items of a tuple, which can only be replaced together with it."""
     names = getattr(entry.value, "_fields", range(len(entry.value)))
     for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
         slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
@@ -136,7 +136,7 @@ def tuple_items(entry: Entry) -> Iterator[Entry]:
 
 
 def ordered_keys(holder: Any) -> dict[Any, Any] | None:
-    """Return a dictionary itself, or that of an object's attributes; None of all else."""
+    """Return a dictionary itself, or that of an object's attributes; None for anything else."""
     found = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
     is_namespace = isinstance(holder, type | types.ModuleType)
     return found if isinstance(found, dict) and not is_namespace else None
@@ -148,9 +148,9 @@ def has_attributes(value: Any) -> bool:
 
 
 def slots_of_class(kind: type) -> dict[str, types.MemberDescriptorType]:
-    """Return what reads and writes each attribute that a class declares in `__slots__`.
+    """Return the descriptor of each attribute that a class declares in `__slots__`.
 
-    By the names that attributes have in bytecode, where `__x` of a class `A` is `_A__x`.
+    They are named as in bytecode, where `__x` of a class `A` is `_A__x`.
     """
     declaring = [base for base in reversed(kind.__mro__) if "__slots__" in vars(base)]
     return {
@@ -162,7 +162,7 @@ def slots_of_class(kind: type) -> dict[str, types.MemberDescriptorType]:
 
 
 class Attributes(MutableMapping[str, Any]):
-    """The attributes of an object whose class has `__slots__`, as `__dict__` holds those of others.
+    """The attributes of an object whose class has `__slots__`, like the `__dict__` of others.
 
     Args:
         holder: The object; attributes without a slot are in its `__dict__`, if it has one.
@@ -214,7 +214,7 @@ class Attributes(MutableMapping[str, Any]):
 
 
 class ClassAttributes(Attributes):
-    """The attributes that a class itself has, whose `__dict__` takes none.
+    """The attributes of a class itself, whose `__dict__` is read-only.
 
     Args:
         holder: The class.
@@ -237,7 +237,7 @@ class ClassAttributes(Attributes):
 
 
 def behind_view(holder: Any) -> Any:
-    """Return the dictionary that a view shows, as of a class or `keys()`; else the holder."""
+    """Return the dictionary behind a view, such as that of a class or `keys()`; else the holder."""
     return gc.get_referents(holder)[0] if isinstance(holder, VIEWS) else holder
 
 
@@ -259,7 +259,7 @@ def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
 
 
 def set_gradient(parameter: torch.Tensor, value: Any) -> None:
-    """Set a gradient, also one cut otherwise: torch assigns no other shape, but lets it change."""
+    """Set a gradient, even of another shape, which torch does not assign but lets one change."""
     if not isinstance(value, torch.Tensor) or value.shape == parameter.shape:
         parameter.grad = value
         return

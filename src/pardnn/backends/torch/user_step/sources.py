@@ -35,7 +35,7 @@ class Source:
         kind: "parameter", "buffer", "state" (optimizer state and gradients kept across steps), or
             "input" (batch and hyperparameters, read at every step).
         slots: Every place that holds it; a tied parameter has several. Empty for a gradient.
-        parameter: For a gradient, its parameter; else None.
+        parameter: For a gradient, its parameter; otherwise None.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Source:
     parameter: torch.Tensor | None = None
 
     def get(self) -> Any:
-        """Return the live tensor or number; None where it does not exist yet."""
+        """Return the live tensor or number; None if it does not exist yet."""
         if self.parameter is not None:
             return self.parameter.grad
         try:
@@ -55,8 +55,8 @@ class Source:
     def set(self, value: Any) -> None:
         """Make `value` the live value in every slot; a parameter stays a `Parameter`.
 
-        A real tensor keeps its identity and takes over the storage and the shape of `value`. A
-        fake, meta or missing one is replaced, also as a key of optimizer state.
+        A real tensor keeps its identity and takes over the storage and shape of `value`. A fake,
+        meta or missing one is replaced, including as a key of optimizer state.
         """
         old = self.get()
         if _adopts(old, value):
@@ -72,7 +72,7 @@ class Source:
 
 
 def mark_on_meta(tensor: Any) -> None:
-    """Let `is_on_meta` tell of a tensor that it stands in for one on the meta device."""
+    """Mark a tensor as standing in for one on the meta device, for `is_on_meta`."""
     tensor._pardnn_on_meta = True
 
 
@@ -91,7 +91,7 @@ def _adopts(old: Any, value: Any) -> bool:
 
 
 class WholeTensor(NamedTuple):
-    """What a tensor of the user's would be on one device, where a rank holds a shard or nothing.
+    """A user's tensor as it would be on one device, of which a rank holds a shard or nothing.
 
     Attributes:
         shape: Of the whole tensor.
@@ -136,13 +136,13 @@ def sources(
 def names_by_id(
     sources: Mapping[str, Source], passed: Collection[str], *, is_asked: bool
 ) -> Callable[[], dict[int, str]]:
-    """Return what finds the names of the tensors that the objects of a step hold now, by id.
+    """Return a function that finds by id the names of tensors that a step's objects hold now.
 
     Args:
         sources: Of the step, by name.
         passed: Names of those that the batch holds.
-        is_asked: Whether the step may ask which object a tensor is; else only parameters count,
-            which a graph reads otherwise than tensors of a batch.
+        is_asked: Whether the step may ask which object a tensor is; otherwise only parameters
+            count, which a graph reads differently from tensors of a batch.
     """
     own = [x for x in sources.values() if is_asked or x.kind == "parameter"]
     own = [source for source in own if source.name not in passed]
@@ -216,7 +216,7 @@ def _given_as_one(passed: list[Entry]) -> Iterator[list[Entry]]:
 
 
 def mark_places(placeholder: Any, slots: Iterable[Slot]) -> None:
-    """Let a placeholder tell in which places it was put."""
+    """Record in a placeholder into which places it was put."""
     placeholder._pardnn_places = frozenset(map(_place, slots))
 
 
@@ -225,7 +225,7 @@ def _place(slot: Slot | None) -> tuple[Any, ...] | None:
 
 
 def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
-    """Return the plain values that a graph may take for granted, flags, counts and texts, by name.
+    """Return by name the plain values on which a graph may rely: flags, counts and texts.
 
     Args:
         objects: The object graph of the step.
@@ -256,7 +256,7 @@ def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Ent
 def is_live_number(entry: Entry, batch: Sequence[int]) -> bool:
     """Whether a number may be read at every step: one of the batch or of an optimizer's groups.
 
-    Ints are where no call needs the number itself; else they are settings.
+    Ints are if no call needs the number itself; otherwise they are settings.
     """
     # An enumeration's int is more than a number.
     if entry.slot is None or not (isinstance(entry.value, float) or type(entry.value) is int):
@@ -311,7 +311,7 @@ def _unique(made: list[Source]) -> Iterator[Source]:
 
 
 def outside(containers: Collection[str], found: Iterable[Source]) -> list[Source]:
-    """Return the sources that lie in none of some containers, by their names."""
+    """Return by name the sources that are in none of some containers."""
     prefixes = tuple(f"{name}." for name in containers)
     return [source for source in found if not source.name.startswith(prefixes)]
 

@@ -49,7 +49,7 @@ class Places:
         impl: Pointer of a Python tensor to its C++ tensor.
         classes: Of C++ tensor, storage and autograd's data: the first word of each.
         storage: Pointer of a tensor to its storage.
-        autograd: The same to what autograd keeps of it; 0 if it keeps nothing.
+        autograd: Pointer of a tensor to autograd's data; 0 if there is none.
         ndim: Of a tensor.
         sizes: First of a tensor.
         strides: First of a tensor.
@@ -71,7 +71,7 @@ class Places:
 
 
 class TensorWords:
-    """What some tensors are now, to be compared with what they are later.
+    """The current properties of some tensors, to be compared later.
 
     Args:
         tensors: They are kept alive.
@@ -84,7 +84,7 @@ class TensorWords:
         self._is_known = PLACES is not None and self._note(PLACES)
 
     def hold(self) -> bool:
-        """Whether all tensors are as they were; False also where that cannot be told."""
+        """Whether all tensors are unchanged; False also if that is unknown."""
         if not self._is_known:
             return False
         for words, known in self._levels:  # noqa: SIM110  a generator takes two more microseconds

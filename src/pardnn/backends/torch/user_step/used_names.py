@@ -86,11 +86,11 @@ _ADDED = (type, types.ModuleType, property)
 
 @dataclass
 class UsedNames:
-    """The names that code which may run mentions.
+    """The names in code that may run.
 
     Attributes:
         names: Attributes, globals, variables and text constants.
-        of_users: Those that code outside libraries mentions.
+        of_users: Those in code outside libraries.
         functions: The user's functions whose globals may be read.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
@@ -105,7 +105,7 @@ class UsedNames:
 
 
 def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
-    """Return the names that `step` may use of the objects that it can reach.
+    """Return the names that `step` may use on the objects that it can reach.
 
     Args:
         step: A function, method, partial or callable object.
@@ -120,8 +120,8 @@ def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
 def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[types.FunctionType]:
     """Return the user's functions that may run, methods among them.
 
-    Unlike `used_names` it does not read libraries: a method that one of them may call, since a
-    class of its own has it, too, counts as named. Takes 1 ms for 2,500 objects.
+    Unlike `used_names` it does not read libraries: a method that one of them may call, because one
+    of its classes has it too, counts as named. Takes 1 ms for 2,500 objects.
 
     Args:
         step: A function, method, partial or callable object.
@@ -148,7 +148,7 @@ class _Search:
         self._followed: dict[int, set[str]] = {}  # names of classes and modules
 
     def add_values(self, values: Iterable[Any]) -> None:
-        """Add values that code which may run can reach, but for what stands for a number."""
+        """Add values that code which may run can reach, except stand-ins for numbers."""
         kinds = set(_SYMBOLS)
         for value in values:
             kind = type(value)

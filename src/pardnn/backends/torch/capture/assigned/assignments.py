@@ -42,11 +42,11 @@ Again = Callable[[StepTrace], tuple[StepTrace | None, bool]]
 
 
 class Assignments:
-    """What the first step assigns, put back for the traces that follow.
+    """The assignments of the first step, undone for the next traces.
 
     Args:
         first: Trace of the first step.
-        kept: Names of tensors that it has made, of which it is known how they begin.
+        kept: Names of tensors that it has made and whose initial values are known.
         walk: Returns the object graph of the step.
     """
 
@@ -76,9 +76,9 @@ class Assignments:
             first.sources[name].get().requires_grad_(not flag)
 
     def settle(self, settled: ObjectGraph, trace: StepTrace | None = None) -> bool:
-        """Let the traces that follow begin with the values which no trace but the first assigns.
+        """Let the next traces begin with the values that only the first trace assigns.
 
-        Such is `self.kind = "causal"` where a mask is made at its first use.
+        An example is `self.kind = "causal"`, set when a mask is made at its first use.
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
@@ -111,7 +111,7 @@ class Assignments:
         return bool(left)
 
     def unmake(self, settled: ObjectGraph, trace: StepTrace) -> bool:
-        """Remove plain numbers that the first step puts in new places, and no later one changes.
+        """Remove plain numbers that the first step puts in new places and no later step changes.
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
@@ -140,7 +140,7 @@ class Assignments:
         return bool(made)
 
     def unkeep(self, names: Collection[str], settled: ObjectGraph) -> bool:
-        """Put tensors back after all that later steps replace; see `first_use`.
+        """Restore tensors after all, because later steps replace them; see `first_use`.
 
         Args:
             names: Of the tensors.
@@ -170,7 +170,7 @@ class Assignments:
             False, if the objects of the step are no longer as the trace left them.
 
         Raises:
-            UnsupportedError: E804, if a step goes by what the last one left in a fresh object.
+            UnsupportedError: E804, if a step depends on what the last one left in a fresh object.
         """
         if self._refusal is not None:  # another selection of numbers changes nothing
             raise self._refusal
@@ -239,7 +239,7 @@ class Assignments:
         return trace if all(agree(a.content, b.content) for a, b in pairs) else other
 
     def check_resized(self, trace: StepTrace) -> None:
-        """Reject a step of which only the first one leaves a list with more or fewer items.
+        """Reject a step if only its first run changes the length of a list.
 
         Args:
             trace: Of the step that repeats.
@@ -294,8 +294,8 @@ def note_assigned(
     Args:
         trace: Of the step.
         assigned: What it assigns, by name; each has a content.
-        read: Names of what a next step may read.
-        same: Names of those of them with which it does the same.
+        read: Names of places that the next step may read.
+        same: Names of those that do not change what it does.
     """
     for name, content in _without_twins(assigned):
         data = recorded(content, trace.effects.recorded)
@@ -357,7 +357,7 @@ def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedE
 
 
 def put_back(change: Changed) -> None:
-    """Let a place hold again what it held, in its order."""
+    """Restore the value of a place, and its position in the order."""
     slot = change.slot
     assert slot is not None
     if change.is_new:

@@ -70,11 +70,11 @@ class Places:
         self._of_kinds.setdefault(type(value), reference)
 
     def of(self, value: Any) -> Reference | None:
-        """Return a place that held an object before the step; None without."""
+        """Return a place that held an object before the step; None if there is none."""
         return self._held.get(id(value), (None, None))[0]
 
     def of_kind(self, kind: type) -> Reference | None:
-        """Return a place that held a class, its module or an object of it; None without."""
+        """Return a place that held a class, its module or an object of it; None if none did."""
         of = self._kinds.get(kind) or self._of_kinds.get(kind)
         module = sys.modules.get(kind.__module__)
         if of is None and getattr(module, kind.__name__, None) is kind:
@@ -162,7 +162,7 @@ def leaves_of(content: Content | Leaf | None) -> Iterator[Leaf]:
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Whether two traces of one step may have left two contents; a number may be a symbol in one.
+    """Whether two traces of a step left equal contents; a number may be a symbol in one of them.
 
     Args:
         one: A content.

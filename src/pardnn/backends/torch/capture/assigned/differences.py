@@ -54,7 +54,7 @@ class Assigned(NamedTuple):
     Attributes:
         change: The place, and its values before and after.
         content: The new value as data, see `contents`; None if no rank could make it.
-        place: By which ranks find the place.
+        place: The reference by which ranks find the place.
         line: "file.py:line" of the user's code that may have done it; None if unknown.
         is_users: Whether it is the user's own code, as far as one can tell.
     """
@@ -67,7 +67,7 @@ class Assigned(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether each step may leave another one, which is no plain value."""
+        """Whether each step may leave another object, not a plain value."""
         now = self.change.now
         if isinstance(now, _PLAIN) or self.content == GONE:
             return False

@@ -54,10 +54,10 @@ def note_orders(noted: list[dict[str, Any]], first: Orders, later: Orders) -> No
     Args:
         noted: The effects.
         first: Orders that the first step leaves.
-        later: Those that the step leaves which repeats.
+        later: Those that the repeating step leaves.
 
     Raises:
-        UnsupportedError: E804, if a later step moves a key of a dictionary to elsewhere.
+        UnsupportedError: E804, if a later step moves a key of a dictionary.
     """
     for name, keys in first.items():
         again = [key for key in later.get(name, keys) if key in keys]

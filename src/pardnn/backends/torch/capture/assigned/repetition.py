@@ -11,7 +11,7 @@ from pardnn.graph.ir import SOURCE_KINDS
 
 
 def is_repeated(trace: StepTrace, again: StepTrace) -> bool:
-    """Whether another trace makes the same calls, tells the same and counts the same numbers."""
+    """Whether another trace has the same calls, the same effects and the same counted numbers."""
     hints = {**trace.tracer.scalars.hints, **again.tracer.scalars.hints}
     if traces_differ(_used_calls(trace), _used_calls(again), hints) is not None:
         return False

@@ -27,7 +27,7 @@ Contents = Sequence[tuple[str, Any, Any]]
 
 
 def follow_replaced(trace: StepTrace, before: ObjectGraph, after: ObjectGraph) -> Contents:
-    """Let the states of a trace be where the step has left them.
+    """Make the sources of a trace follow states to where the step has left them.
 
     Args:
         trace: Of the step; the slots of its sources are replaced.
@@ -38,7 +38,7 @@ def follow_replaced(trace: StepTrace, before: ObjectGraph, after: ObjectGraph) -
         `before.contents`, with the new dictionaries in place of those that were replaced.
 
     Raises:
-        UnsupportedError: E804, if the step leaves nothing where state was.
+        UnsupportedError: E804, if the step leaves nothing in the place of a state.
     """
     gone = [s for s in trace.sources.values() if s.kind == "state" and _is_gone(s.slots, after)]
     if gone:

@@ -33,7 +33,7 @@ _OTHER_USES = tuple, OrderedDict, torch.SymInt, torch.SymFloat, torch.SymBool
 
 
 def stand_in(value: Any, name: str) -> Any:
-    """Return an object that stands for one.
+    """Return a stand-in for a value.
 
     Args:
         value: What a trace has left in a place.

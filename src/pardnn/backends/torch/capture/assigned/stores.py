@@ -47,11 +47,11 @@ class Stores:
                 self._read(code, module)
 
     def has(self, name: str) -> bool:
-        """Whether the user's code may write what has a name, a path in the step's objects."""
+        """Whether the user's code may write the place with a name, a path in the step's objects."""
         return self._is_open or self.line(name) is not None
 
     def line(self, name: str) -> str | None:
-        """Return "file.py:line" of the first line that writes what has a name; None if unknown."""
+        """Return "file.py:line" of the first line that writes this place; None if unknown."""
         parts = [part for part in name.split(".") if not part.isdigit()]
         return next((self._lines[p] for p in reversed(parts) if p in self._lines), None)
 

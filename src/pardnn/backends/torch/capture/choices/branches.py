@@ -40,8 +40,8 @@ class Region(NamedTuple):
         test: Begin and end of the condition.
         begin: Line and column of the first statement.
         end: Of the end of the last one.
-        outcomes: How each part of the condition comes out where the code runs, by its position.
-        other: Begin and end of what runs where it does not; None if that is nothing.
+        outcomes: The outcome of each part of the condition if the code runs, by its position.
+        other: Begin and end of the code that runs otherwise; None if there is none.
         names: Local names that either binds, and that are read after it.
     """
 
@@ -53,12 +53,12 @@ class Region(NamedTuple):
     names: frozenset[str] = frozenset()
 
     def holds(self, position: Position | None) -> bool:
-        """Whether code at a position belongs to it; None is that of the instruction before."""
+        """Whether code at a position belongs to it; None means that of the previous instruction."""
         return position is None or self.begin <= position < self.end
 
 
 def asking_frame() -> types.FrameType | None:
-    """Return the innermost frame of code that is neither this package's nor behind a symbol."""
+    """Return the innermost frame that belongs neither to this package nor to a symbol's code."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -69,12 +69,12 @@ def asking_frame() -> types.FrameType | None:
 
 
 def position_of(frame: types.FrameType) -> Position | None:
-    """Return line and column of what a frame executes; None where there is none."""
+    """Return line and column of what a frame executes; None if unknown."""
     return _positions(frame.f_code)[frame.f_lasti // 2]
 
 
 def tested_position(frame: types.FrameType) -> Position | None:
-    """Return line and column of the part of a condition by which a frame is about to jump."""
+    """Return line and column of the part of a condition on which a frame is about to jump."""
     code = frame.f_code.co_code
     if "JUMP" not in dis.opname[code[frame.f_lasti]]:
         return None
@@ -92,9 +92,9 @@ def _positions(code: types.CodeType) -> list[Position | None]:
 
 
 def region_of(frame: types.FrameType, function: ast.FunctionDef | None) -> Region | None:
-    """Return what the `if` decides over by which a frame is about to jump; None if it is unclear.
+    """Return the code controlled by the `if` on which a frame is about to jump; None if unclear.
 
-    That is where the two ways jump, or where more than one condition leads to one.
+    It is unclear if both branches jump, or if several conditions lead to one of them.
 
     Args:
         frame: That asks.
@@ -112,12 +112,12 @@ def region_of(frame: types.FrameType, function: ast.FunctionDef | None) -> Regio
 
 @functools.lru_cache(64)
 def function_of(code: types.CodeType) -> ast.FunctionDef | None:
-    """Return the tree of the function that a code is of; None if its source is not at hand."""
+    """Return the tree of the function with this code; None if its source is not available."""
     return parsed(code)[1]
 
 
 def parsed(code: types.CodeType) -> tuple[ast.Module | None, ast.FunctionDef | None]:
-    """Return a new tree of the file that a code is from, and the function in it."""
+    """Return a new tree of the file of a code object, and the function in it."""
     lines = linecache.getlines(code.co_filename)
     try:
         tree = ast.parse("".join(lines))
@@ -208,7 +208,7 @@ def _not_local(function: ast.FunctionDef) -> set[str]:
 
 
 def is_conjunction(test: ast.expr) -> bool:
-    """Whether a condition is true in one way only."""
+    """Whether a condition can be true in only one way."""
     return _conjunction(test, True, {})
 
 

@@ -59,12 +59,12 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
 class Choices:
-    """The choices of one trace; `with` it, the step runs.
+    """The choices of one trace; a context manager around the step.
 
     Args:
         tracer: Of the step.
         look: Walks the step's objects.
-        effects: What the step tells.
+        effects: The effects of the step.
         schedules: Names of the schedules that it has stepped so far.
         forms: Functions that run in normal form; notes those that would have to.
         is_first: Whether it is the first step, which creates states.
@@ -100,7 +100,7 @@ class Choices:
                 self._forget()
 
     def outcome(self, node: HostNode) -> bool | None:
-        """Return how a condition comes out where its code runs; None if it has no such code.
+        """Return the outcome of a condition for which its code runs; None if it has no such code.
 
         Args:
             node: Of the condition.
@@ -366,7 +366,7 @@ class Choices:
         return choice
 
     def check(self, results: Iterable[Value | None]) -> None:
-        """Reject a trace in which more is used of what the code has made than what is undone.
+        """Reject a trace that uses results of the code which cannot be undone.
 
         Args:
             results: Values that outlive the step.

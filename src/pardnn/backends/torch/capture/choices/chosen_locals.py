@@ -20,17 +20,17 @@ def chosen_locals(
     either: Callable[[Any, Any], Any],
     line: str | None,
 ) -> dict[str, Any]:
-    """Return the local variables that code leaves, where a condition says whether it has run.
+    """Return the local variables after code that has run only if a condition holds.
 
     Args:
-        then: Before it, or after the other way; a name may be unbound there, and no code that
+        then: Before it, or after the other branch; a name may be unbound there, if no code that
             reads it then runs.
         now: After it.
         either: Chooses between a value before and one after; None, if these cannot be chosen.
         line: "file.py:line" of the condition.
 
     Raises:
-        UnsupportedError: E802, if one is neither the same nor can be chosen.
+        UnsupportedError: E802, if one is not the same and cannot be chosen.
     """
     found: dict[str, Any] = {}
     for name in {**then, **now}:

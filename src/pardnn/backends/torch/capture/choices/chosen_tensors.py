@@ -54,11 +54,11 @@ class ChosenTensors:
         self._selected: list[_Selected] = []
 
     def select(self, skips: torch.Tensor, old: Any, new: Any, line: str | None) -> Any:
-        """Return a tensor that is `old` where code was skipped, else `new`; None if it cannot be.
+        """Return a tensor that is `old` if code was skipped, else `new`; None if impossible.
 
         Args:
             skips: A boolean tensor of no dimensions.
-            old: What was bound before the code, or after the other way.
+            old: What was bound before the code, or after the other branch.
             new: What is bound after it.
             line: "file.py:line" of the condition.
         """

@@ -23,17 +23,17 @@ from pardnn.errors import PardnnError, UnsupportedError
 
 
 class Flags:
-    """The flags that a capture takes for what they hold.
+    """The flags that a capture treats as constants.
 
     Args:
         objects: The object graph before the first trace.
         batch: Indices of the arguments that are the batch.
         whole_of: Returns the whole of a tensor that a rank holds in part.
-        known: Names of flags that other paths of the step take so.
+        known: Names of flags that other paths of the step treat as constants.
 
     Attributes:
-        asked: Names of flags that alone decide over a number that a trace has asked for.
-        taken: Names of those that are no sources.
+        asked: Names of flags that alone decide a number that a trace needed.
+        taken: Names of those treated as constants.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Flags:
         return objects
 
     def learn(self, error: PardnnError) -> None:
-        """Take the flags for what they hold that have decided over what a step is refused for.
+        """Treat flags as constants on which the refusal of a step depended.
 
         Raises:
             PardnnError: There are none; or the step writes one.

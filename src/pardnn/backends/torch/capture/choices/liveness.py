@@ -28,11 +28,11 @@ class _Exits(NamedTuple):
 
 
 def live_after(function: ast.FunctionDef, statement: ast.stmt) -> Names:
-    """Return the local names that are read after a statement with the value they have there.
+    """Return the local names whose value after a statement is read later.
 
     Args:
         function: That holds the statement.
-        statement: Of its body, at any depth, but of no inner function.
+        statement: Of its body, at any depth, but not in an inner function.
     """
     found: dict[int, Names] = {}
     _Liveness(found).block(function.body, frozenset(), _Exits())
@@ -58,7 +58,7 @@ class _Liveness:
         self._found = found
 
     def block(self, block: Sequence[ast.stmt], live: Names, exits: _Exits) -> Names:
-        """Return what is live before a block, where `live` is after it."""
+        """Return the names that are live before a block, given those that are `live` after it."""
         for statement in reversed(block):
             self._found[id(statement)] = self._found.get(id(statement), frozenset()) | live
             live = self._before(statement, live, exits)

@@ -59,11 +59,11 @@ ENDS, SKIPS, ITEM = "_pardnn_ended_", "_pardnn_skips_", "_pardnn_item_"
 
 
 class NoNormalFormError(Exception):
-    """The function has none in which this code can change."""
+    """The function has no normal form in which this code changes."""
 
 
 def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position]) -> None:
-    """Change a function's tree so that conditions on data decide over whole statements.
+    """Change a function's tree so that conditions on data control whole statements.
 
     Args:
         function: Changed in place.
@@ -178,7 +178,7 @@ class _OneWayOut:
         self.are_returns_replaced = False
 
     def block(self, block: list[ast.stmt], *, is_behind: bool) -> list[ast.stmt]:
-        """Return a block that is left at its end alone, as far as data may decide.
+        """Return a block that data-dependent code leaves only at its end.
 
         Args:
             block: Statements.
@@ -336,7 +336,7 @@ class _Replaced(ast.NodeTransformer):
         self._old, self._new = old, new
 
     def visit(self, node: ast.AST) -> Any:
-        """Return the node that takes a node's place."""
+        """Return the node that replaces a node."""
         return self._new if node is self._old else self.generic_visit(node)
 
 

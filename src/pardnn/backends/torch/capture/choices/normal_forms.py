@@ -64,25 +64,25 @@ class NormalForms:
         return function_of(code) if form is None else form.function
 
     def has(self, code: types.CodeType) -> bool:
-        """Whether a code runs in normal form, where each statement is on a line of its own."""
+        """Whether a code runs in normal form, with each statement on its own line."""
         return _place(code) in self._forms
 
     def note(self, frame: types.FrameType) -> None:
-        """Note the condition by which a frame is about to jump, and that cannot be followed."""
+        """Note the condition on which a frame is about to jump, if it cannot be followed."""
         at = tested_position(frame)
         if at is not None:
             self._noted = frame.f_code, (at[0] % LINES, at[1])
 
     def note_end(self, frame: types.FrameType) -> None:
-        """Note that a function ends where what a condition decides over does."""
+        """Note that a function ends with the code that a condition controls."""
         self._noted = frame.f_code, END
 
     def forget(self) -> None:
-        """Forget what was noted: it has been followed, or another trace begins."""
+        """Forget the noted condition: it has been followed, or another trace begins."""
         self._noted = None
 
     def learn(self, error: BaseException) -> bool:
-        """Bring the function to normal form at whose condition the last trace has ended.
+        """Bring the function to normal form whose condition ended the last trace.
 
         Args:
             error: That ended it.

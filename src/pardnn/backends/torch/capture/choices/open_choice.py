@@ -23,17 +23,17 @@ class OpenChoice:
         frame: That asked.
         region: The code.
         line: "file.py:line" of the condition.
-        skips: A boolean tensor: whether the code does not run, as far as was asked.
+        skips: A boolean tensor: whether the code does not run, by the parts evaluated so far.
         objects: What the step's objects held before it.
         gradients: Of the parameters among them.
-        told: How much the step had told: effects, and schedules that it stepped.
+        told: How many effects, and stepped schedules, the step had so far.
         traced: By what the frame's lines were traced before.
         start: Index of the first call of the condition that was not asked before.
         thread: That asked.
         undoing: Keeps what the code writes, from its first call on.
         is_left: Whether the frame is left by an exception, as far as is known.
         locals: Values of the region's names before it, or after the other way.
-        is_other: Whether it runs where other code does not.
+        is_other: Whether it is the `else` branch.
     """
 
     frame: types.FrameType

@@ -67,7 +67,7 @@ def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
     Args:
         tracer: Of the trace.
         caches: Those in which traces leave fake tensors; cleared before this one.
-        made: What the traces of this capture have made; gets what this one has.
+        made: What the traces of this capture have made; this trace is added.
 
     Raises:
         UnsupportedError: E804.
@@ -86,7 +86,7 @@ def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
 
 
 def keep_cached(made: Made) -> None:
-    """Note what the caches of a step hold, now that it runs.
+    """Note what the caches of a step hold when it runs.
 
     Args:
         made: By `check_cached`.

@@ -40,12 +40,12 @@ _OF_STATE = ".state."
 
 
 def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collection[str]) -> None:
-    """Reject a step whose first call makes states that it leaves to another path: by a count, say.
+    """Reject a step whose first call makes states for another path, chosen by a count, for example.
 
     Args:
         trace: Of the step that repeats, from the first values.
         irregular: Why states have no first value, by name.
-        left: Names of what its graph does not hand on.
+        left: Names of tensors that its graph does not carry on.
 
     Raises:
         UnsupportedError: E806.
@@ -59,7 +59,7 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
 def first_difference(
     first: StepTrace, trace: StepTrace, irregular: Collection[str], numbers: Numbers
 ) -> UnsupportedError | None:
-    """Return E806 where the first step cannot be run as the later ones; None where it can.
+    """Return E806 if the first step cannot run like the later ones; None if it can.
 
     The objects of the step are as `trace` left them.
 

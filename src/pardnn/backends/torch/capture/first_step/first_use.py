@@ -53,7 +53,7 @@ _MAX_DEPTH = 10
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """What the first step made of constants, and keeps.
+    """What the first step made from constants and keeps.
 
     Attributes:
         calls: The trace of the first step.
@@ -74,7 +74,7 @@ class KeptTensors:
             mode: Of its fake tensors.
 
         Returns:
-            For each its source, its storage and the number of writes to it: see `changed_tensors`.
+            For each, its source, its storage and the number of writes to it: see `changed_tensors`.
         """
         if not self.values:
             return []
@@ -90,12 +90,12 @@ class KeptTensors:
         return made
 
     def origins(self, trace: StepTrace) -> dict[str, Any]:
-        """Return the geometries of the tensors that a trace made, and what they are made of."""
+        """Return the geometries of the tensors that a trace made, and hashes of how."""
         made = {source.name: self.values[source.name] for source, *_ in trace.made_anew}
         return {name: (x.geometry, origin([x], self.calls)) for name, x in made.items()}
 
     def without(self, names: Collection[str]) -> KeptTensors:
-        """Return the others."""
+        """Return the tensors without some."""
         return replace(self, values={n: v for n, v in self.values.items() if n not in names})
 
 
@@ -113,7 +113,7 @@ def changed_tensors(trace: StepTrace) -> list[str]:
 def written_at_first(
     first: StepTrace, trace: StepTrace, initial: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return why states do not start from their number: the first step writes them once more.
+    """Return why states do not start from their number: the first step writes them again.
 
     Args:
         first: Trace of the first step.
@@ -139,7 +139,7 @@ NOTHING_KEPT = KeptTensors((), {})
 def check_lasting(
     kept: KeptTensors, trace: Callable[[], StepTrace], sources: Callable[[], Iterable[Source]]
 ) -> None:
-    """Reject tensors of numbers that change: made at another step, they would be others.
+    """Reject tensors made from numbers that change: another step would make other tensors.
 
     Args:
         kept: What the first step made and keeps. All steps make it again.
@@ -169,13 +169,13 @@ CreatedTensors = tuple[dict[str, Any], dict[str, str], KeptTensors]
 def created_tensors(
     first: StepTrace, objects: ObjectGraph, batch: Sequence[int], before: Iterable[Source]
 ) -> CreatedTensors:
-    """Return how the tensors begin that the first step created.
+    """Return the initial values of the tensors that the first step created.
 
     Args:
         first: Its trace.
         objects: The object graph after it.
         batch: Indices of the arguments that are the batch.
-        before: The sources that were there before.
+        before: The sources that existed before.
     """
     existing, found = {source.name for source in before}, sources_of(objects, batch)
     created = [source for source in found if source.name not in existing]
@@ -218,7 +218,7 @@ _CACHE: Any = functools._lru_cache_wrapper
 
 
 def origin(values: Sequence[Value], calls: Iterable[Call]) -> str:
-    """Return a hash of the calls that values are made by."""
+    """Return a hash of the calls that make values."""
     producers = producers_of(values) or ()
     positions: dict[Value, Any] = {}
     found = []
@@ -246,7 +246,7 @@ class _Caches:
         del cache
 
     def alive(self) -> list[Any]:
-        """Return those that are there now."""
+        """Return the caches that exist now."""
         known = list(self._known)
         if not self._are_counted or sys.getrefcount(_CACHE) - len(known) != self._others:
             # Half the time of all objects, and a forked process copies none of their pages.
@@ -262,7 +262,7 @@ _CACHES = _Caches()
 def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]]:
     """Return the caches of `functools` that hold fake tensors of a mode, with these.
 
-    What a trace leaves in them must go: an eager step would find it.
+    What a trace leaves in them must be removed, or an eager step would find it.
     """
     found: list[tuple[Any, list[FakeTensor]]] = []
     for cache in _CACHES.alive():
@@ -323,7 +323,7 @@ def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
 
 
 def is_written_elsewhere(tracer: Tracer, cache: Any, fakes: Iterable[FakeTensor]) -> bool:
-    """Whether a tensor is written in place by others than the function that caches it.
+    """Whether code other than the function that caches a tensor writes it in place.
 
     Args:
         tracer: Of the step; knows the cache.

@@ -34,7 +34,7 @@ FUSED_SGD = "aten._fused_sgd_.default"
 def initial_values(
     tracer: Tracer, created: Iterable[Source], objects: ObjectGraph
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what each tensor starts from that the first step created and that others find.
+    """Return the initial value of each tensor that the first step created and others find.
 
     Args:
         tracer: Of the first step.
@@ -116,9 +116,9 @@ def _uniform(call: Call) -> float | None:
 
 
 def copied_source(value: Value) -> str | None:
-    """Return the source whose content before the step a tensor was created as a copy of.
+    """Return the source whose original content a tensor was created as a copy of.
 
-    One change of dtype on the way is what `copy_` does; None for any other tensor.
+    One change of dtype is allowed, as `copy_` makes it; None for any other tensor.
     """
     dtypes: list[Any] = []
     while value.storage is not None and not value.storage.source:

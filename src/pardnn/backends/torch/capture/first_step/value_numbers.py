@@ -43,7 +43,7 @@ _ADDITIONS, _PRODUCTS = ("add", "add_"), ("mul", "mul_")
 
 
 class Numbering:
-    """The numbers of two traces or more."""
+    """The numbers of two or more traces."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -52,7 +52,7 @@ class Numbering:
         self._alike: dict[tuple[int, int], int] = {}
 
     def of(self, *key: Any) -> int:
-        """Return the number of what a key stands for."""
+        """Return the number for a key."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def of_known(self, tensor: torch.Tensor) -> int:
@@ -75,7 +75,7 @@ class Numbering:
         return number
 
     def of_output(self, call: int, index: int, alike: int) -> int:
-        """Return the number of what a call makes.
+        """Return the number of an output of a call.
 
         Args:
             call: Number of the call.
@@ -95,15 +95,15 @@ class Numbering:
 
 
 class NumberedTrace:
-    """The numbers of what the storages of a trace hold after it.
+    """The numbers of the final content of the storages of a trace.
 
     Args:
         trace: Of a step.
         numbering: Of all traces that it is compared with.
-        starts: What sources start from, by name: a number, or {"copy_of": source}.
+        starts: Initial values of sources by name: a number, or {"copy_of": source}.
 
     Attributes:
-        made: Number of what each call makes.
+        made: Number of the result of each call.
         generator: Number of the random generator's state.
     """
 
@@ -127,7 +127,7 @@ class NumberedTrace:
                 self._add_call(call)
 
     def of(self, item: Any) -> Any:
-        """Return the number of a tensor, or of a number that only a run knows; others themselves.
+        """Return the number of a tensor or of a number that only a run knows; others themselves.
 
         Args:
             item: A tensor or number of the trace.
@@ -141,7 +141,7 @@ class NumberedTrace:
         return self._tensor(aliases.value(item)) if aliases.knows(item) else None
 
     def of_value(self, value: Value) -> Any:
-        """Return the number of a value of the trace; a known host scalar itself."""
+        """Return the number of a value of the trace; a known host scalar is returned itself."""
         return self._scalar(value) if value.geometry is None else self._tensor(value)
 
     # Values.

@@ -42,7 +42,7 @@ def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
 
     Args:
         before: Of `class_attributes`, before the trace.
-        is_first: Whether it was the first step, which may set what stays from then on.
+        is_first: Whether it was the first step, which may set values that then remain.
 
     Raises:
         UnsupportedError: E804.
@@ -57,7 +57,7 @@ def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
 
 @contextlib.contextmanager
 def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
-    """Give classes their attributes back where what runs in the context fails.
+    """Restore the attributes of classes if the code in the context fails.
 
     Args:
         objects: The object graph of the step.

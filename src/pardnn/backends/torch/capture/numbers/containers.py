@@ -47,7 +47,7 @@ IsSame = Callable[[Any, Any], bool]
 
 
 class OtherUse(BaseException):
-    """A step does more with a container than to fill it. No `except Exception` holds it up.
+    """A step does more with a container than fill it. No `except Exception` catches it.
 
     Args:
         name: Of the container.
@@ -64,7 +64,7 @@ class Filled(NamedTuple):
     Attributes:
         holder: The container.
         content: What it held before.
-        added: What the step has put into it; None where that cannot be told.
+        added: What the step has put into it; None if that cannot be recorded.
         is_idle: Whether only another path of the step is known to fill it.
     """
 
@@ -80,13 +80,13 @@ def filled_containers(
     known: Collection[str],
     stood_for: Mapping[int, torch.Tensor],
 ) -> dict[str, Filled]:
-    """Return by name the containers that the first step has filled with what leaves the graph.
+    """Return by name the containers that the first step has filled with results.
 
     Args:
         objects: The object graph before it.
-        without: Names of containers of which more uses are known.
+        without: Names of containers with other known uses.
         known: Names of those that other paths of the step fill; taken, too, if it changes nothing.
-        stood_for: By the id of a placeholder, the tensor that it stands for: no new item.
+        stood_for: By the id of a placeholder, the tensor that it replaces, which is no new item.
     """
     is_same = functools.partial(_is_same, stood_for)
     bound = [e for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
@@ -115,7 +115,7 @@ def filled_containers(
 
 
 def alike(name: str, filled: Iterable[str]) -> set[str]:
-    """Return a name and those that differ from it in numbers alone: of other layers."""
+    """Return a name and those that differ from it only in numbers: those of other layers."""
     of_all = re.sub(r"\d+", "#", name)
     return {name} | {other for other in filled if re.sub(r"\d+", "#", other) == of_all}
 
@@ -193,7 +193,7 @@ def recorders_inserted(
         note: Called with what the recorders note.
 
     Yields:
-        A list that in the end has the names of those that the step has not filled, but for what
+        A list that finally has the names of those that the step has not filled, except those that
         only another path of it fills.
 
     Raises:

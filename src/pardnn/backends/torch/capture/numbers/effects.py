@@ -41,15 +41,15 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
 class Effects:
-    """What a traced step tells, in order.
+    """The effects of a traced step, in order.
 
     Args:
         tracer: Of the step.
         is_long: Whether marks of texts are long; see `texts`.
 
     Attributes:
-        noted: As data, with values of the trace for numbers.
-        calls: Those that outlive the step for it.
+        noted: The effects as data, with values of the trace for numbers.
+        calls: Calls whose results outlive the step for them.
         texts: That the step makes of numbers.
         lines: "file.py:line" of each effect, by its id.
     """
@@ -75,7 +75,7 @@ class Effects:
         self.lines[id(self.noted[-1])] = self._tracer.locator.line()
 
     def tell_unless(self, effect: dict[str, Any], skips: torch.Tensor) -> None:
-        """Let an effect be told only where a boolean tensor is false."""
+        """Let an effect happen only if a boolean tensor is false."""
         if "unless" not in effect:
             effect["unless"] = self._recorded(skips)
 
@@ -88,10 +88,11 @@ class Effects:
 
         Args:
             objects: The object graph before it.
-            is_first: Of the first step it is not yet known what containers get.
+            is_first: Whether it is the first step, for which it is not yet known what containers
+                get.
 
         Raises:
-            OtherUse: It is not told, or changes after the step.
+            OtherUse: This cannot be recorded, or changes after the step.
             UnsupportedError: E802, a text of a number went elsewhere than to `print`, a logger or
                 a container.
         """
@@ -148,11 +149,11 @@ class Effects:
         return self._parts(arg) if isinstance(arg, str) else arg
 
     def begin_trial(self) -> None:
-        """Note where a way begins that may only raise."""
+        """Note the beginning of a branch that may only raise."""
         self._trial = len(self._tracer.calls), len(self.noted)
 
     def way_to(self, error: BaseException) -> FailingWay:
-        """Return what the trial has told, up to the exception that ended it."""
+        """Return the effects of the trial, up to the exception that ended it."""
         start, first = self._trial
         is_one = len(error.args) == 1 and not isinstance(error.args[0], str)
         message = self._parts(error.args[0] if is_one else str(error))
@@ -164,10 +165,10 @@ class Effects:
         return FailingWay(start, self._tracer.calls, self.hints, self.noted[first:], message)
 
     def checked(self, node: HostNode, check: Check) -> bool:
-        """Note a check: a condition, how it has to come out, and what is told where it does not.
+        """Note a check: a condition, its required outcome, and the effects if it fails.
 
         Returns:
-            False, with nothing noted, if what it tells is of another trace than this one.
+            False, with nothing noted, if its effects belong to another trace.
         """
         way, scalars = check.way, self._tracer.scalars
         if not way.fits(self._tracer.calls):
@@ -216,7 +217,7 @@ class Effects:
         self._note("tell", [name, method, *self._given(args, kwargs)])
 
     def stepped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what a schedule is stepped with."""
+        """Note the arguments with which a schedule is stepped."""
         self._note("schedule", [name, *self._given(args, kwargs)])
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -243,7 +244,7 @@ class Effects:
         self.noted.append({"set": [name, self._recorded(number)]})
 
     def recorded(self, value: Any) -> Any:
-        """Return a tensor or number as data, to be told after the step."""
+        """Return a tensor or number as data, for effects after the step."""
         return self._recorded(value)
 
     def _parts(self, arg: Any) -> list[Any]:
@@ -264,7 +265,7 @@ class Effects:
 
 
 def check_same_effects(one: Effects, other: Effects) -> None:
-    """Reject a step that tells other things in another trace: of a clock, say.
+    """Reject a step whose effects differ in another trace, such as those of a clock.
 
     Raises:
         UnsupportedError: E804.
@@ -286,7 +287,7 @@ def check_same_effects(one: Effects, other: Effects) -> None:
 
 
 def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
-    """Return what a step tells, with a number for each of its values, to compare it.
+    """Return the effects of a step with a number for each value, to compare them.
 
     Args:
         told: As effects are noted.
@@ -364,7 +365,7 @@ class _Written(io.TextIOBase):
         self._effects = effects
 
     def write(self, text: str) -> int:
-        """Note a text; one that a library has printed goes to standard error, at capture alone."""
+        """Note a text; if a library printed it, it goes to standard error, only at capture."""
         if sys._getframe(1).f_globals.get("__name__") == __name__:
             return sys.stderr.write(text)
         self._effects.printed((text,), None, "", "stdout")

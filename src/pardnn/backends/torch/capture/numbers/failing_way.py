@@ -39,13 +39,13 @@ from pardnn.errors import UnsupportedError, shown
 
 @dataclass(frozen=True)
 class FailingWay:
-    """What one trial has told.
+    """The effects of one trial.
 
     Attributes:
         start: Number of calls before the check.
         calls: Of the trial.
         hints: Its numbers that do not depend on data, by value.
-        effects: What it told after the check.
+        effects: Those after the check.
         message: The exception's text: texts, and numbers with their formats.
     """
 
@@ -61,7 +61,7 @@ class FailingWay:
         return bool(values_in([*self.effects, *self.message]))
 
     def fits(self, calls: Sequence[Call]) -> bool:
-        """Whether a trace, as far as to the check, has the calls of the trial."""
+        """Whether a trace, up to the check, has the calls of the trial."""
         kinds = [call.kind for call in self.calls[: self.start]]
         return not self.has_numbers or kinds == [call.kind for call in calls]
 
@@ -71,7 +71,7 @@ class FailingWay:
         return [call for call in after if call.kind == ITEM or call.kind.startswith("scalar.")]
 
     def with_values(self, data: Any, values: Mapping[Value, Value]) -> Any:
-        """Return what was told with values of another trace; a tensor has its shape for its text.
+        """Return effects with the values of another trace; the text of a tensor has its shape.
 
         Args:
             data: Of `effects` or `message`.
@@ -90,12 +90,12 @@ class FailingWay:
 
 
 def of_a_check(effect: Mapping[str, Any]) -> bool:
-    """Whether an effect is told where a check fails: by a number, and not by a tensor."""
+    """Whether an effect belongs to a failing check: one of a number, not of a tensor."""
     return "unless" in effect and effect["unless"]["kept"].geometry is None
 
 
 class Before:
-    """What there is where a trial begins.
+    """The state at the beginning of a trial.
 
     Args:
         objects: The object graph of the step, as of now.
@@ -110,7 +110,7 @@ class Before:
         self._context = contextvars.copy_context()
 
     def left(self, context: contextvars.Context) -> str | None:
-        """Return what is no longer as it was, in words; None if all is.
+        """Return what has changed, in words; None if nothing has.
 
         Args:
             context: In which the trial has run.

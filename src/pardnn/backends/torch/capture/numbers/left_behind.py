@@ -19,9 +19,9 @@ class Chosen(NamedTuple):
 
     Attributes:
         calls: Of the code.
-        made: Those that select.
+        made: The calls that select.
         undone: The storages that it writes.
-        told: What it tells.
+        told: Its effects.
         line: "file.py:line" of the condition.
     """
 
@@ -38,7 +38,7 @@ def changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
 
 
 def first_set(objects: ObjectGraph) -> str | None:
-    """Return the name of a plain value that is no number and has changed; of no optimizer's."""
+    """Return the name of a changed plain value that is no number and not an optimizer's."""
     is_bound = of_optimizers(objects)
     for name, change in changes(objects.contents).items():
         is_plain = isinstance(change.now, (*PLAIN, enum.Enum)) and change.slot is not None
@@ -49,14 +49,14 @@ def first_set(objects: ObjectGraph) -> str | None:
 
 
 def of_optimizers(objects: ObjectGraph) -> Callable[[str], bool]:
-    """Return whether a name is one of an optimizer's, schedule's or gradient scaler's own."""
+    """Return whether a name belongs to an optimizer, schedule or gradient scaler."""
     bound = [e.name for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
     prefixes = tuple(f"{name}." for name in bound)
     return lambda name: name.startswith(prefixes)
 
 
 def values_in(data: Any) -> set[Value]:
-    """Return the values of the trace in what a step tells."""
+    """Return the values of the trace in the effects of a step."""
     if isinstance(data, dict):
         data = [*data.values()]
     if isinstance(data, list):
@@ -65,7 +65,7 @@ def values_in(data: Any) -> set[Value]:
 
 
 def gradients(objects: ObjectGraph) -> list[torch.Tensor | None]:
-    """Return the gradient of each parameter; None where there is none."""
+    """Return the gradient of each parameter; None if it has none."""
     leaves = (entry.value for entry in objects.tensors if entry.value.requires_grad)
     return [tensor.grad if tensor.is_leaf else None for tensor in leaves]
 

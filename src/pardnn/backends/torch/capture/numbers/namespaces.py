@@ -35,7 +35,7 @@ class _Namespace(NamedTuple):
 
 
 def namespaces(objects: ObjectGraph) -> list[_Namespace]:
-    """Return what the modules of the user's hold whose code a step reaches.
+    """Return the content of the user's modules whose code a step reaches.
 
     Args:
         objects: The object graph of the step.
@@ -59,7 +59,7 @@ def replace_globals(
     functions: Iterable[types.FunctionType],
     others: Mapping[int, Callable[..., Any]],
 ) -> None:
-    """Let the user's code find other functions under the names by which it imported some.
+    """Replace functions under the names by which the user's code imported them.
 
     In its globals, or in variables of a function around it.
 

@@ -94,8 +94,8 @@ class Look(NamedTuple):
     """A look at a file or folder, or beyond the step's own objects.
 
     Attributes:
-        deed: What the step does: "opens a connection"; empty of a file or folder.
-        path: Of the file or folder, as the step gives it; None of all else.
+        deed: What the step does: "opens a connection"; empty for a file or folder.
+        path: Of the file or folder, as the step gives it; None for anything else.
         line: "file.py:line" of the user's code; None if unknown.
     """
 
@@ -184,7 +184,7 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Let the user's code see another time than in other traces, while the context is open.
+    """Show the user's code another time than in other traces, while the context is open.
 
     Args:
         number: Of the trace; 0 for the true time.

@@ -100,7 +100,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 def class_of(value: Any) -> type:
-    """Return the type of a value, or of what an eager step has where a trace has it."""
+    """Return the type of a value, or of its counterpart in an eager step."""
     if isinstance(value, FakeTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     node = node_of(value)

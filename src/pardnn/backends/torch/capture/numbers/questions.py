@@ -28,11 +28,11 @@ class Check:
     """A branch on data of which one way only raises.
 
     Attributes:
-        outcome: Of the condition where it does not raise.
+        outcome: Of the condition if it does not raise.
         kind: Name of the exception's class.
         line: "file.py:line" of the user's code; None if unknown.
-        way: What the other way tells, and the exception's text.
-        effect: How it is noted.
+        way: Effects of the other branch, and the exception's text.
+        effect: The recorded effect.
     """
 
     outcome: bool
@@ -43,7 +43,7 @@ class Check:
 
 
 class NoCheck(BaseException):
-    """A trial has gone on to a call on tensors. No `except Exception` of the user holds it up."""
+    """A trial has reached a call on tensors. No `except Exception` of the user catches it."""
 
 
 class Questions:
@@ -58,8 +58,8 @@ class Questions:
         on_check: Called with the node and the check at each known one; returns False if what the
             check tells is of another trace than this one.
         on_trial: Called where the trial begins.
-        way_to: Returns what the trial has told, and the text of the exception that ended it.
-        left: What the trial has left otherwise before it raised, in words; None if nothing.
+        way_to: Returns the effects of the trial, and the text of the exception that ended it.
+        left: What else the trial changed before it raised, in words; None if nothing.
     """
 
     def __init__(self, checks: tuple[Check, ...] = (), trial: bool | None = None) -> None:
@@ -73,7 +73,7 @@ class Questions:
         self._asked = 0
 
     def outcome(self, node: HostNode, line: str | None) -> bool:
-        """Return how a condition comes out where the step does not raise.
+        """Return the outcome of a condition for which the step does not raise.
 
         Raises:
             UnsupportedError: E802, if it is no check.
@@ -139,7 +139,7 @@ class Questions:
             error: What ended the trial: a user's error as the cause of this package's.
 
         Raises:
-            UnsupportedError: E802, if a way that raises leaves more than it tells.
+            UnsupportedError: E802, if a branch that raises leaves anything but effects.
         """
         raised = error.__cause__
         if isinstance(error, UserCodeError) and raised is not None and _is_raised(raised):

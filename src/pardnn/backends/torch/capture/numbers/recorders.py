@@ -21,7 +21,7 @@ from pardnn.errors import PardnnError, UnsupportedError
 
 
 class Recorders:
-    """The containers and sinks in the place of which recorders stand while a step is traced.
+    """The containers and sinks that recorders replace while a step is traced.
 
     Args:
         objects: The object graph before the first trace.
@@ -29,7 +29,7 @@ class Recorders:
 
     Attributes:
         filled: Containers that the step only fills, by name.
-        sinks: Files, progress bars and writers that it only tells something, likewise.
+        sinks: Files, progress bars and writers that it only writes to, by name.
     """
 
     def __init__(self, objects: ObjectGraph, known: Collection[str] = ()) -> None:
@@ -40,7 +40,7 @@ class Recorders:
         self.sinks: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Take sinks for what they are, and containers for what only the first step shows."""
+        """Find the sinks, which are known; containers are found only by the first step."""
         sinks = sinks_of(self._objects)
         self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_outside(x)}
         self.filled = {}

@@ -33,10 +33,10 @@ class ScalarTrace:
         guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
         conditions: Computed host scalars that a branch depended on, what they were, and the line.
         hints: The number in the traced step of each host scalar that does not depend on data.
-        is_index_asked: Whether any number was asked for an index, or a count of turns.
+        is_index_asked: Whether any number was used as an index or a count.
         forced_decisions: Outcomes of the next branches on data.
-        choices: Returns how a branch comes out whose code is undone where it does not run.
-        questions: How all others come out, which are errors unless they are checks.
+        choices: Returns the outcome of a branch whose code can be undone.
+        questions: The outcomes of all others, which are errors unless they are checks.
     """
 
     def __init__(self, calls: list[Call], locator: Locator) -> None:
@@ -74,7 +74,7 @@ class ScalarTrace:
         return value
 
     def sentinel(self, number: Any) -> Any:
-        """Return a plain float that stands for a symbol, where an op's schema takes no other.
+        """Return a plain float that stands for a symbol, for an op whose schema takes no symbols.
 
         It is a subnormal number that no program computes with; `node_behind` maps it back.
         """
@@ -92,8 +92,8 @@ class ScalarTrace:
     def guard_scalar(self, node: HostNode, *, is_truth: bool = False) -> Any:
         """Return the number behind a node and guard what Python needs of it, as `ScalarRecorder`.
 
-        An input that is needed itself, or its being zero, is guarded; of what is computed from
-        inputs, the outcome is.
+        For an input, its value or whether it is zero is guarded; for what is computed from inputs,
+        the outcome.
         """
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
@@ -122,7 +122,7 @@ class ScalarTrace:
 
 
 def is_anomaly_check() -> bool:
-    """Whether it is `torch.autograd.detect_anomaly` that asks for a number, and no code in Python.
+    """Whether `torch.autograd.detect_anomaly` asks for a number, rather than Python code.
 
     Hooks and functions of users run below the engine, too; they have frames of their own.
     """
@@ -137,7 +137,7 @@ def is_anomaly_check() -> bool:
 
 
 def is_in_optimizer() -> bool:
-    """Whether an optimizer takes its step: norms that it reads as numbers are as late as it is."""
+    """Whether an optimizer takes its step, which is late enough for it to read norms as numbers."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "step" and isinstance(

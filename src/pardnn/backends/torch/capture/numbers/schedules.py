@@ -134,6 +134,6 @@ class _Gone(HostNode):
 
 
 def stepped(schedules: Iterable[str]) -> dict[str, Any]:
-    """Return what the graph's loss op says of schedules."""
+    """Return what the graph's loss op says about schedules."""
     names = list(schedules)
     return {"schedules": names} if names else {}

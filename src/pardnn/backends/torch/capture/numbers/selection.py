@@ -36,7 +36,7 @@ class Selection:
     Attributes:
         floats: Whether floats of arguments and groups are.
         ints: Whether ints of arguments and groups are, and numbers of objects.
-        frozen: Names of ints that are not, and of floats of which the graph holds for one value.
+        frozen: Names of ints that are not, and of floats with one value for the graph.
         held: Names of numbers of objects that are.
         live: Names among them of numbers that the step only reads, and that change between calls.
         start: Values to trace with, by name, instead of those that the first trace left.
@@ -81,7 +81,7 @@ class Selection:
         return is_int or (isinstance(value, float) and self.floats)
 
     def set_start(self, objects: ObjectGraph, names: Mapping[int, str]) -> None:
-        """Put the start values where the numbers are held.
+        """Put the start values into the places of the numbers.
 
         Args:
             objects: The object graph of the step.
@@ -92,7 +92,7 @@ class Selection:
             places[name][0].set(self.start[name])
 
     def without_live(self, names: frozenset[str]) -> Selection:
-        """Return the selection in which numbers that are only read stay what they are."""
+        """Return the selection in which numbers that are only read stay numbers."""
         return replace(self, held=self.held - names, live=self.live - names)
 
     def plain(self, trace: StepTrace) -> Selection:
@@ -148,7 +148,7 @@ def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
 def reconsidered(
     chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
 ) -> Selection | None:
-    """Return another selection that a trace asks for; None if this one is right.
+    """Return another selection that a trace requires; None if this one is right.
 
     Args:
         chosen: What the trace was made with.
@@ -223,7 +223,7 @@ def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dic
 
 
 def check_constants(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step that leaves another plain number in another trace: of a clock, say.
+    """Reject a step that leaves another plain number in another trace, such as one of a clock.
 
     Raises:
         UnsupportedError: E804.
@@ -367,7 +367,7 @@ def _check_keys(trace: StepTrace, created: Iterable[str]) -> None:
 
 
 def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
-    """Return what the graph takes for granted, and what it writes, as its loss op has it.
+    """Return the values on which the graph relies and those that it writes, for its loss op.
 
     Args:
         trace: Of the step that repeats.

@@ -64,7 +64,7 @@ class Texts:
         return f"{_BEGIN}{at}{_END}" if self._is_long or at > _MAX else f" {chr(_FIRST + at)} "
 
     def pieces(self, text: str) -> Iterator[str | tuple[Any, str]]:
-        """Yield the parts of a text that is told: texts, and numbers with their formats."""
+        """Yield the parts of an output text: texts, and numbers with their formats."""
         at = 0
         for found in _MARK.finditer(text):
             index = int(found[1]) if found[1] else ord(found[2]) - _FIRST
@@ -78,13 +78,13 @@ class Texts:
             yield text[at:]
 
     def drop(self, text: str) -> None:
-        """Take a text that nobody is told for a told one: a log record below the level."""
+        """Treat a text that is not output, such as a log record below the level, as output."""
         for _ in self.pieces(text):
             pass
 
     @property
     def untold(self) -> tuple[str | None] | None:
-        """The user's line of a text that was not told; None if there is none."""
+        """The user's line of a text that was not output; None if there is none."""
         left = {*range(len(self._made))} - self._told
         return (self._made[min(left)][2],) if left else None
 

@@ -43,7 +43,7 @@ _TELLING = ("add_", "log", "record", "set_", "update", "write")
 
 
 class StandIn:
-    """Stands for a sink while a step is traced.
+    """Replaces a sink while a step is traced.
 
     Args:
         name: Of the sink.
@@ -93,7 +93,7 @@ class StandIn:
 
 
 def other_use(name: str, real: Any, key: str) -> BaseException:
-    """Return what ends a trace in which more is done with a sink than to tell it something."""
+    """Return the exception that ends a trace which does more with a sink than write to it."""
     return _outside_is_used(name, real, key) if is_outside(real) else OtherUse(name)
 
 

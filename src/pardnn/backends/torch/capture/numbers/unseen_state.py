@@ -84,7 +84,7 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
 
 
 def kept_aside(objects: ObjectGraph) -> dict[str, Any]:
-    """Return settings of the process, what objects of `threading.local` hold, by name.
+    """Return settings of the process and the content of `threading.local` objects, by name.
 
     Args:
         objects: The object graph of the step.

@@ -198,8 +198,8 @@ class _Percent(str):
 def message_and_args(record: logging.LogRecord) -> tuple[Any, tuple[Any, ...]]:
     """Return the message and the arguments of a log record.
 
-    Arguments are texts and numbers that JSON has. Where others are left
-    (infinity, numbers of NumPy), the message is made of them all: "%.3f" takes no text of a number.
+    Arguments are texts and numbers that JSON has. If there are others (infinity, NumPy numbers),
+    the message is formatted with all of them: "%.3f" takes no text of a number.
     """
     message, args = record.msg, record.args
     if not isinstance(message, str) or not args:
@@ -221,14 +221,14 @@ _OF_RECORDS = frozenset(vars(logging.makeLogRecord({})))
 
 
 def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, Any]:
-    """Return what a log record has beside its message: of `extra=`, an exception, a stack.
+    """Return what a log record has besides its message: `extra=`, an exception, a stack.
 
     Args:
         record: That the step makes.
         where: "file.py:line" of it; None if unknown.
 
     Raises:
-        UnsupportedError: E802, of values that cannot be told after the step.
+        UnsupportedError: E802, for values that cannot be logged after the step.
     """
     given = {key: each for key, each in vars(record).items() if key not in _OF_RECORDS}
     if record.exc_info:

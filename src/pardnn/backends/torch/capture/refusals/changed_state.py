@@ -29,7 +29,7 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
 
 
 def counting_hook(name: str) -> UnsupportedError:
-    """Return E804: a hook that itself notes in which backward pass it ran.
+    """Return E804: a hook that records in which backward pass it ran.
 
     Args:
         name: Of a tensor that has it.
@@ -82,7 +82,7 @@ def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedE
 
     Args:
         deed: What it does, if not with a file or folder: "opens a connection".
-        path: Of the file or folder; None of all else.
+        path: Of the file or folder; None for anything else.
         where: "file.py:line" of the user's code; None if unknown.
     """
     if path is None:
@@ -201,14 +201,14 @@ def hashed_number(where: str | None) -> UnsupportedError:
 
 
 def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
-    """Return E804: a step that raises when it is run a second time from where it began.
+    """Return E804: a step that raises when it is run again from the same state.
 
     Args:
         error: Of a trace after the first, with the user's exception as its cause.
         locator: Of the first trace; None if it is that one which has failed.
 
     Returns:
-        The error itself, where it says nothing of a second run.
+        The error itself if it is not about a second run.
     """
     raised = error.__cause__
     if locator is None or raised is None:

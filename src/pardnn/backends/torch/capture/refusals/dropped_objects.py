@@ -25,14 +25,14 @@ from pardnn.errors import UnsupportedError, shown
 
 
 class Dropped:
-    """The objects of a step whose end would show.
+    """The objects of a step whose deletion would be visible.
 
     Args:
         objects: What the step reaches, before it runs.
-        walk: Returns what it reaches now, but through weak references.
+        walk: Returns what it reaches now, except through weak references.
 
     Raises:
-        UnsupportedError: E804, of a weak reference to a tensor.
+        UnsupportedError: E804, for a weak reference to a tensor.
     """
 
     def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
@@ -105,11 +105,11 @@ def _is_users(function: Any) -> bool:
 
 
 def dropped_object(kind: str, told: str) -> UnsupportedError:
-    """Return E804: a step that drops an object whose end shows.
+    """Return E804: a step that drops an object whose deletion is visible.
 
     Args:
         kind: Name of its class.
-        told: What tells of it.
+        told: What makes it visible.
     """
     return error_at(
         None,

@@ -10,7 +10,7 @@ from pardnn.errors import UnsupportedError
 
 
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
-    """Return E806: a tensor that the first step creates, of what only that step knows."""
+    """Return E806: a tensor that the first step creates from what only that step knows."""
     return UnsupportedError(
         f"{name!r} {reason}. It is created by the first step, so ranks cannot create it.\n"
         "Run one step of your own before capturing, or create the tensor where the model and the\n"
@@ -21,7 +21,7 @@ def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
 
 
 def first_step_differs(names: Sequence[str]) -> UnsupportedError:
-    """Return E806: a number that the first step creates, and not as the later ones change it."""
+    """Return E806: a number that the first step creates unlike later ones change it."""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return UnsupportedError(
         f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
@@ -37,7 +37,7 @@ def takes_another_way(where: str | None) -> UnsupportedError:
     """Return E806: the first step computes something else than the later ones.
 
     Args:
-        where: "file.py:line" of a call that it does not make; None without.
+        where: "file.py:line" of a call that it does not make; None if unknown.
     """
     which = f", which make a call{at(where)}\nthat the first one does not make" if where else ""
     return error_at(
@@ -49,7 +49,7 @@ def takes_another_way(where: str | None) -> UnsupportedError:
 
 
 def leaves_once(name: str) -> UnsupportedError:
-    """Return E806: what only the first step leaves in the state of an optimizer."""
+    """Return E806: a value that only the first step leaves in the state of an optimizer."""
     return UnsupportedError(
         f"only the first step leaves something in {name!r}, which ranks cannot make.\n"
         "Run one step of your own before capturing.",
@@ -59,7 +59,7 @@ def leaves_once(name: str) -> UnsupportedError:
 
 
 def kept_of_numbers(name: str) -> UnsupportedError:
-    """Return E806: a tensor that the first step makes of numbers that change, and keeps."""
+    """Return E806: a tensor that the first step makes from numbers that change, and keeps."""
     return UnsupportedError(
         f"the first step makes {name!r} from numbers that change from step to step, and keeps it:\n"
         "ranks would make it again in each step, and get a different one.\n"
@@ -70,7 +70,7 @@ def kept_of_numbers(name: str) -> UnsupportedError:
 
 
 def kept_of_what_changed(name: str) -> UnsupportedError:
-    """Return E806: a tensor that the first step makes and keeps, of what has changed since."""
+    """Return E806: a tensor that the first step keeps, made from what has changed since."""
     return UnsupportedError(
         f"the first step makes {name!r} and keeps it, but what it is made from has changed since:\n"
         "eager steps may continue with the old one, while ranks make it again in each step.\n"
@@ -81,7 +81,7 @@ def kept_of_what_changed(name: str) -> UnsupportedError:
 
 
 def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
-    """Return E804: a cached tensor is made of what changes, and eager steps keep the old one.
+    """Return E804: a cached tensor is made from what changes, and eager steps keep the old one.
 
     Args:
         function: The user's, that has the cache.
@@ -97,7 +97,7 @@ def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
 
 
 def cached_and_written(function: Callable[..., Any]) -> UnsupportedError:
-    """Return E804: a cached tensor is written in place by others than the function that makes it.
+    """Return E804: code other than the function that makes a cached tensor writes it in place.
 
     Args:
         function: The user's, that has the cache.

@@ -103,7 +103,7 @@ def _refusing(real: Callable[..., Any], where: Callable[[], str | None]) -> Call
 
 
 def told_library(name: str, where: str | None) -> UnsupportedError:
-    """Return E804: a step that calls a function of a package for what it does.
+    """Return E804: a step that calls a function of a package for its effect.
 
     Args:
         name: Of the function.

@@ -44,7 +44,7 @@ class RandomState(torch.Tensor):
     Attributes:
         where: Returns the user's line that runs.
         made: The line that has asked for it.
-        is_set: Whether the step has gone back to it: where it keeps it is its own business.
+        is_set: Whether the step has gone back to it; it may then keep it anywhere.
     """
 
     where: Callable[[], str | None]
@@ -118,7 +118,7 @@ def _returning_states(
 
 
 def begin_elsewhere() -> None:
-    """Move the random generators of this process on, so that no trace begins as another did."""
+    """Advance the random generators of this process, so that no two traces begin alike."""
     with _disable_current_modes():
         torch.rand(1)
     random.random()
@@ -143,7 +143,7 @@ def state_as_data(where: str | None) -> UnsupportedError:
 
 
 def left_reseeded() -> UnsupportedError:
-    """Return E801: a step that leaves a generator elsewhere than its draws do."""
+    """Return E801: a step that leaves a generator in another state than its draws would."""
     return error_at(
         None,
         "the step does not leave the random generator where its draws would: it seeds\n"

@@ -41,11 +41,11 @@ _FUNCTIONS = ("is_conj", "is_inference", "is_neg")
 
 @contextlib.contextmanager
 def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Refuse what the user's code asks of the sources of a trace, and of random states.
+    """Refuse such questions of the user's code about sources of a trace and random states.
 
     Args:
         tracer: Of the step.
-        functions: The user's, which may run: only what they name is looked after.
+        functions: The user's, which may run: only what they name is replaced.
     """
     named = {name for each in functions for name in names_in(each.__code__)}
     with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ def _asked(tracer: Tracer, name: str, real: Callable[..., Any]) -> Callable[...,
 
 
 def tensor_question(name: str, where: str | None) -> UnsupportedError:
-    """Return E804: the step asks how a tensor that it was given lies in memory, or was written."""
+    """Return E804: the step asks where a given tensor is in memory, or how often it was written."""
     return unsupported.error_at(
         where,
         f"the step asks for {name!r} of a tensor that it was given{unsupported.at(where)}:\n"
@@ -104,9 +104,9 @@ def check_told_apart(
     batch: Collection[int],
     tensors: Sequence[Source],
 ) -> None:
-    """Refuse a batch tensor that the step's objects hold, too, where the step may ask for that.
+    """Refuse a batch tensor that the step's objects also hold, if the step may ask for that.
 
-    In a graph it is an input of its own: what it reads is what each call gives.
+    In a graph it is a separate input, with the value that each call gives.
 
     Args:
         step: The user's step.
@@ -137,7 +137,7 @@ def check_told_apart(
 
 
 def given_tensor(name: str, what: str, instead: str) -> UnsupportedError:
-    """Return E801: a tensor of the batch is more than its numbers.
+    """Return E801: a tensor of the batch has more than its numbers.
 
     Args:
         name: Of the tensor.

@@ -13,7 +13,7 @@ from pardnn.errors import UnsupportedError
 
 
 def at(where: str | None) -> str:
-    """Return the place of an error as text: " (file.py:line)", or nothing where it is unknown."""
+    """Return the place of an error as text: " (file.py:line)", or nothing if it is unknown."""
     return f" ({where})" if where else ""
 
 
@@ -42,7 +42,7 @@ def data_dependent_branch(where: str | None, wanted: str = "bool") -> Unsupporte
 
 
 def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> UnsupportedError:
-    """Return E802: code that runs by data, of which not all can be undone.
+    """Return E802: code that runs depending on data and cannot be undone completely.
 
     Args:
         where: "file.py:line" of the condition; None if unknown.
@@ -194,7 +194,7 @@ def sparse(where: str | None) -> UnsupportedError:
 
 
 def nested(where: str | None) -> UnsupportedError:
-    """Return E803: a nested tensor, ragged sizes of which are data."""
+    """Return E803: a nested tensor, whose ragged sizes are data."""
     return error_at(
         where,
         f"the step uses a nested tensor{at(where)}, whose sizes are data.\n"
@@ -205,7 +205,7 @@ def nested(where: str | None) -> UnsupportedError:
 
 
 def higher_order(op: str, where: str | None) -> UnsupportedError:
-    """Return E801: an operator on functions, of which only a run knows what it calls."""
+    """Return E801: an operator on functions, where only a run knows which it calls."""
     return error_at(
         where,
         f"torch's operator {op!r} on functions cannot be captured{at(where)}: only in a run is it\n"
@@ -314,7 +314,7 @@ def changed_class(kind: str, key: str) -> UnsupportedError:
 
 
 def text_of_a_number(where: str | None) -> UnsupportedError:
-    """Return E802: a text made of a number that changes, and not printed or logged."""
+    """Return E802: a text made from a number that changes, and not printed or logged."""
     return error_at(
         where,
         f"the step makes a string of a number that differs from step to step{at(where)}, and does\n"

@@ -47,7 +47,7 @@ def single_tensor(
 
 
 def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
-    """Update as `_multi_tensor_asgd` does, whose order of operations differs.
+    """Update as `_multi_tensor_asgd` does, which has another order of operations.
 
     Args:
         _tracer: Of the step.

@@ -42,7 +42,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient of the way that is taken."""
+        """Return the gradient of the branch taken."""
         (pred,) = ctx.saved_tensors
         return None, torch.where(pred, *gradients)
 
@@ -80,7 +80,7 @@ class _Gated(TorchFunctionMode):
         return result
 
     def gated(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the end of a tensor's gate; itself if it needs none."""
+        """Return the output of a tensor's gate; the tensor itself if it needs none."""
         is_known = id(value) in self._made or id(value) in self._ends
         if is_known or not (torch.is_grad_enabled() and value.requires_grad):
             return value
@@ -95,7 +95,7 @@ class _Gated(TorchFunctionMode):
 def chosen(
     tracer: Tracer, pred: torch.Tensor, ways: tuple[Callable[..., Any], ...], operands: Any
 ) -> Any:
-    """Return what the function gives that a predicate chooses.
+    """Return the result of the function that a predicate chooses.
 
     Args:
         tracer: Of the step.

@@ -105,14 +105,14 @@ class _Read(NamedTuple):
 
 
 class Positions:
-    """Indexing while a step is traced: the methods stand for those of `torch.Tensor`."""
+    """Indexing while a step is traced: the methods replace those of `torch.Tensor`."""
 
     def __init__(self) -> None:
         self._reads: list[_Read] = []
         self._written_back: dict[Storage, int] = {}
 
     def get(self, tracer: Tracer, real: Callable[..., Any], tensor: Any, key: Any) -> Any:
-        """Return `tensor[key]`; of numbers that only a run knows it is a copy."""
+        """Return `tensor[key]`; a copy if only a run knows the key's numbers."""
         place = _place(tensor, key)
         return real(tensor, key) if place is None else self._copied(tracer, place)
 
@@ -167,7 +167,7 @@ class Positions:
         view.index_copy_(dim, _index(tracer, place), value)
 
     def check(self, tracer: Tracer) -> None:
-        """Reject a copy that differs from the view for which it stands.
+        """Reject a copy that would differ from the view that it replaces.
 
         Raises:
             UnsupportedError: E803, if one of the two is written and the other used afterwards.

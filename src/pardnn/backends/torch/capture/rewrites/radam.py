@@ -50,7 +50,7 @@ def single_tensor(
 
 
 def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
-    """Update as `_multi_tensor_radam` does, whose order of operations differs.
+    """Update as `_multi_tensor_radam` does, which has another order of operations.
 
     Args:
         _tracer: Of the step.

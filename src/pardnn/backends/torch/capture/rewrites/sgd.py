@@ -23,7 +23,7 @@ Tensors = list[torch.Tensor]
 
 
 class Dampening:
-    """Both functions of `torch.optim.sgd` that are replaced, and what one tells the other."""
+    """The two replaced functions of `torch.optim.sgd`, and the state that they share."""
 
     def __init__(self) -> None:
         self._state_of: dict[int, dict[str, Any]] = {}

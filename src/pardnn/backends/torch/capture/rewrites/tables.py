@@ -65,7 +65,7 @@ _TABLES: dict[type, Callable[[Any], Any]] = {list: _ListTable, tuple: _TupleTabl
 
 
 def tables_of(objects: ObjectGraph) -> list[Any]:
-    """Return the lists and tuples that a table can stand for.
+    """Return the lists and tuples that a table can replace.
 
     Args:
         objects: The object graph of the step.
@@ -91,10 +91,10 @@ def tables_inserted(objects: ObjectGraph, chosen: Sequence[Any]) -> Iterator[lis
         chosen: The lists and tuples.
 
     Yields:
-        A list that in the end has those into which a symbol has led.
+        A list that finally has those that a symbol has indexed.
 
     Raises:
-        UnsupportedError: A table is put where no walk would find it.
+        UnsupportedError: A table is stored where no walk would find it.
     """
     read: list[Any] = []
     places = ((x, slots_of(objects.contents, x)) for x in chosen)

@@ -18,12 +18,12 @@ CHECKS = frozenset({_LINALG, _ATEN._assert_async.default, _ATEN._assert_async.ms
 
 
 class TensorCheck(NamedTuple):
-    """What an op asks of its tensor.
+    """What an op checks in its tensor.
 
     Attributes:
-        op: Tells whether the tensor holds what it must not, or must.
+        op: Whether the tensor has invalid values, or valid ones.
         args: Of it.
-        outcome: Of it where nothing is raised.
+        outcome: Of it if nothing is raised.
         error: Raised otherwise.
     """
 
@@ -34,7 +34,7 @@ class TensorCheck(NamedTuple):
 
 
 def tensor_check(func: torch._ops.OpOverload, args: Sequence[Any]) -> TensorCheck:
-    """Return what a call of one of `CHECKS` asks.
+    """Return what a call of one of `CHECKS` checks.
 
     Args:
         func: The op.

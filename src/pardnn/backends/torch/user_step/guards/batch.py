@@ -74,7 +74,7 @@ class BatchGuards:
     Args:
         step: The user's step.
         names: Of its arguments.
-        used: Names that its code mentions.
+        used: Names in its code.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
@@ -99,11 +99,11 @@ class BatchGuards:
         self._then: dict[int, dict[str, Any]] = {}
 
     def hold(self, batch: Mapping[int, Any]) -> None:
-        """Take a batch for granted, by index of the argument."""
+        """Guard a batch as it is, by index of the argument."""
         self._then = {i: self._values(self._names[i], value) for i, value in batch.items()}
 
     def ignores(self, name: str) -> bool:
-        """Whether an item of the batch lies in what the step's code never reads."""
+        """Whether an item of the batch is in a part that the step's code never reads."""
         unread = [*self._ignored, *self._filled]
         return any(name == each or name.startswith(f"{each}.") for each in unread)
 

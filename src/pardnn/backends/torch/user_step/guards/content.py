@@ -113,7 +113,7 @@ class ClassGuards:
         self._then: list[type] = []
 
     def add(self, name: str, value: Any) -> None:
-        """Guard the class of an object; it is left out where Python lets nobody change it.
+        """Guard the class of an object; it is left out if Python does not allow changing it.
 
         Args:
             name: Dotted path to it.
@@ -129,7 +129,7 @@ class ClassGuards:
         return list(zip(map(class_address, self._objects), map(id, self._then), strict=True))
 
     def changes(self) -> Iterator[Change]:
-        """Yield the objects that have another class."""
+        """Yield the objects whose class has changed."""
         now = list(map(type, self._objects))
         if now != self._then:
             for name, then, kind in zip(self._names, self._then, now, strict=True):
@@ -149,7 +149,7 @@ class ContentGuards:
 
         Args:
             name: Dotted path to it.
-            value: Of a type that `has_content` tells.
+            value: Of a type for which `has_content` is true.
         """
         size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
         if self._bytes + size <= _MAX_BYTES:
@@ -157,7 +157,7 @@ class ContentGuards:
             self._guards.append((name, value, content_of(value)))
 
     def changes(self) -> list[Change]:
-        """Return what has other content."""
+        """Return the values whose content has changed."""
         found: list[Change] = []
         for name, value, then in self._guards:
             if content_of(value) != then:
@@ -173,12 +173,12 @@ def has_content(value: Any) -> bool:
 
 
 def has_order(value: Any) -> bool:
-    """Whether `move_to_end` may change the order of a container's keys, and of no item."""
+    """Whether `move_to_end` may change the order of a container's keys without changing an item."""
     return isinstance(value, OrderedDict) and all(isinstance(key, PLAIN) for key in value)
 
 
 def content_of(value: Any) -> Any:
-    """Return what is compared of a value with content; of an ordered dictionary, the order."""
+    """Return the compared content of a value; for an ordered dictionary, the order."""
     if isinstance(value, OrderedDict):
         return list(value)
     if not isinstance(value, np.ndarray):
@@ -191,7 +191,7 @@ _OF_THREADS = ("is_set", "locked", "is_alive", "exitcode", "broken", "get_value"
 
 
 def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable[[], Any]] | None:
-    """Return what a step may ask of an object that shows no attributes; None of any other.
+    """Return what to compare of an object that shows no attributes; None for any other.
 
     Args:
         path: Dotted path to it.
@@ -231,15 +231,15 @@ def _answers(value: Any, names: list[str]) -> list[Any]:
 
 
 def generator_state(generator: torch.Generator) -> str:
-    """Return a hash of the state of a random generator; also while a step is traced."""
+    """Return a hash of the state of a random generator, even while a step is traced."""
     return hashlib.blake2b(read_state(generator), digest_size=8).hexdigest()
 
 
 class Clearings:
-    """Counts how often a cache was cleared: eager steps fill it again, with what they read then.
+    """Counts how often a cache was cleared, after which eager steps fill it again.
 
     Args:
-        cache: Of `functools`; clearing it resets its numbers of calls, which only grow else.
+        cache: Of `functools`; clearing it resets its call counts, which otherwise only grow.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -247,7 +247,7 @@ class Clearings:
         _CLEARINGS.add(self)
 
     def look_again(self) -> None:
-        """Take the numbers of calls as they are."""
+        """Accept the current call counts."""
         self._calls = _calls(self._cache())
 
     def __call__(self) -> int:
@@ -272,7 +272,7 @@ def _calls(cache: Any) -> int:
 
 
 def clear_caches(caches: Collection[Any]) -> None:
-    """Clear caches of `functools`, which no guard takes for the user's doing."""
+    """Clear caches of `functools` without any guard attributing it to the user."""
     for each in _CLEARINGS if caches else ():
         each()
     for cache in caches:
@@ -317,7 +317,7 @@ def _saved_tensors_hooks() -> Any:
 
 
 def reads_environment(names: Collection[str]) -> bool:
-    """Whether code that mentions some names may read the environment."""
+    """Whether code with some names may read the environment."""
     return "environ" in names or "getenv" in names
 
 
@@ -327,7 +327,7 @@ def environment() -> dict[Any, Any]:
 
 
 def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the names of values that all code shares, and what returns each.
+    """Yield the names of values shared by all code, and functions that return them.
 
     Args:
         names: Texts that the code mentions: variables of the environment may be among them.
