@@ -2,12 +2,12 @@
 
 Problem: if state is cut over all devices, each device launches every update, and every gradient is
 sent in as many parts; on many devices launches and small messages take longer than the work.
-Idea: the pieces of the batch are dealt out to the devices in consecutive runs. What runs once (sums
-of gradients and updates) runs on the device of the state that it writes: the ops that serve one
-state alone are its *share*, and shares go to the device with least to do, the largest first. A
-weight is sent once to each device that reads it, a part of a gradient to its owner. If memory is
-tight, all devices run ops in the order of the whole step, and a device with several pieces runs
-them one after the other.
+Idea: the pieces of the batch are dealt out to the devices in rows (consecutive runs). What runs
+once (sums of gradients and updates) runs on the device of the state that it writes: the ops that
+serve one state alone are its *share*, and shares go to the device with least to do, the largest
+first. A weight is sent once to each device that reads it, a part of a gradient to its owner. If
+memory is tight, all devices run ops in the order of the whole step, and a device with several
+pieces runs them one after the other.
 Complexity: O((ops + edges) log ops), beside an order that fits.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, with whole tensors as parts, as FairScale's OSS has
 them; the largest first: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Applied

@@ -1,11 +1,12 @@
 """Names that a step's code may use: attributes, globals and keys, found without running it.
 
 Problem: a guard on every value that a step can reach would fail on values that the step never
-reads. Idea: a call graph by names alone, as in rapid type analysis. Code that may run is the step
-itself, every function that it can reach as a value, and every method of a class of a reachable
-object that such code names; `forward` and the special methods need not be named. The result is a
-superset of the code that runs, equal on all ranks, and takes milliseconds. An attribute whose name
-is not in it cannot have been read by name.
+reads.
+Idea: a call graph by names alone, as in rapid type analysis. Code that may run is the step itself,
+every function that it can reach as a value, and every method of a class of a reachable object that
+such code names; `forward` and the special methods need not be named. The result is a superset of
+the code that runs, equal on all ranks, and takes milliseconds. An attribute whose name is not in it
+cannot have been read by name.
 
 Deviation: code that reads attributes by computed names (`getattr` with an expression, `vars`,
 `__dict__`) marks the result as open, and then all attributes count.

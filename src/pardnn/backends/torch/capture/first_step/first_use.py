@@ -95,7 +95,7 @@ class KeptTensors:
         return {name: (x.geometry, origin([x], self.calls)) for name, x in made.items()}
 
     def without(self, names: Collection[str]) -> KeptTensors:
-        """Return the tensors without some."""
+        """Return the tensors with other names than these."""
         return replace(self, values={n: v for n, v in self.values.items() if n not in names})
 
 

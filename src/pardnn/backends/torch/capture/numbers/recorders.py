@@ -40,7 +40,7 @@ class Recorders:
         self.sinks: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Find the sinks, which are known; containers are found only by the first step."""
+        """Find the sinks; only the first step shows which containers it fills."""
         sinks = sinks_of(self._objects)
         self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_outside(x)}
         self.filled = {}
