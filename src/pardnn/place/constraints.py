@@ -85,7 +85,7 @@ def reduced(setting: Setting, constraints: Sequence[Named]) -> Reduced:
 
 
 def _joined(group: Int64[ndarray, " n"], constraints: Sequence[Named]) -> Int64[ndarray, " n"]:
-    """Return groups, those joined that are to be together; numbered without gaps."""
+    """Return groups, joined where they must be together, and numbered without gaps."""
     root = np.arange(int(group.max()) + 1)
     for each in constraints:
         if each.constraint.kind == "together":
@@ -178,7 +178,7 @@ def holds(setting: Setting, constraints: Sequence[Named]) -> bool:
 
 
 def _has_room(setting: Setting, found: Reduced) -> bool:
-    """Return False if what groups hold all the time, or an op at once, exceeds their devices."""
+    """Return False if residual bytes of groups, or the bytes of one op, exceed their devices."""
     room = limits(setting.capacities)
     resident = residual_bytes(setting.arrays, found.group)
     most = np.where(found.allowed, room, -1).max(axis=1)
@@ -193,7 +193,7 @@ def _has_room(setting: Setting, found: Reduced) -> bool:
 
 
 def _has_links(setting: Setting, found: Reduced) -> bool:
-    """Return False if an op can reach one that must come after it from none of its devices."""
+    """Return False if an op has a successor that it can reach from none of its devices."""
     a, reach = setting.arrays, np.isfinite(setting.machine.latency)
     if bool(reach.all()):
         return True

@@ -92,7 +92,7 @@ def blocks(
 def _filled(
     work: Float64[ndarray, " components"], share: Float64[ndarray, " k"], limit: float
 ) -> Int64[ndarray, " components"]:
-    """Return blocks, each as large as its device's share of a limit; K of what is left over."""
+    """Return blocks, each as large as its device's share of a limit; leftover components get K."""
     ends, block = np.cumsum(work), np.full(len(work), len(share))
     begin = 0
     for device, part in enumerate(share.tolist()):

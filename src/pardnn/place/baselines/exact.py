@@ -332,7 +332,7 @@ def _problem(
 
 
 def _memory(arrays: GraphArrays, capacities: list[int | None]) -> dict[str, Any]:
-    """Return what is alive when: bytes in a unit that they are multiples of, or rounded down."""
+    """Return the live bytes over time, in a unit of which they are multiples, or rounded down."""
     residual = residual_bytes(arrays).tolist()
     size: list[int] = arrays.tensor_bytes.tolist()
     workspace: list[int] = arrays.workspace.tolist()

@@ -130,7 +130,7 @@ def _level(
     level: Float64[ndarray, " n"],
     of: Int64[ndarray, " n"],
 ) -> tuple[float, int]:
-    """Longest path from an op through what no cluster has, and the op that follows on it."""
+    """Longest path from an op through unclustered ops, and the next op on it."""
     longest, follower = 0.0, -1
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
         cost = link[0] + a.tensor_bytes[t] * link[1]

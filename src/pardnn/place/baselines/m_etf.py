@@ -264,7 +264,7 @@ def _queue(
     item: Int64[ndarray, "2 k x"],
     size: Int64[ndarray, "2 k"],
 ) -> None:
-    """Put the position of an op into a heap of a device; equal keys go by it."""
+    """Put the position of an op into a heap of a device; it breaks ties of keys."""
     at = task.position[op]
     if s.ready[op, d] <= s.free[d]:
         size[1, d] = heap_push(key[1, d], item[1, d], size[1, d], 0.0, at)

@@ -143,7 +143,7 @@ def linear_program(
 
 
 def _checked(problem: dict[str, Any], answer: dict[str, Any]) -> Float64[ndarray, " v"]:
-    """Return the solution, if it keeps to the program."""
+    """Return the solution, if it satisfies the program."""
     if "x" not in answer:
         raise wrong_answer("lp", f"no optimum: {answer.get('status')!r:.80}")
     x = np.array(numbers("lp", answer, "x", len(problem["cost"])), dtype=np.float64)

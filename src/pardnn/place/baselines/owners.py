@@ -82,7 +82,7 @@ def place_owners(
 def _devices_of_pieces(
     a: GraphArrays, device: Int64[ndarray, " n"], k: int
 ) -> Int64[ndarray, " g"]:
-    """Return the device of each group that is of the pieces of one device alone; -1 of others."""
+    """Return the device of each group that belongs to the pieces of one device; -1 for others."""
     count = int(a.group.max()) + 1
     most, least = np.full(count, -1, dtype=np.int64), np.full(count, k, dtype=np.int64)
     np.maximum.at(most, a.group, device)
@@ -91,9 +91,9 @@ def _devices_of_pieces(
 
 
 def _shares(a: GraphArrays, device: Int64[ndarray, " g"]) -> Int64[ndarray, " g"]:
-    """Return what each group that runs once belongs to, by one of its groups.
+    """Return the share of each group that runs once, named by one of its groups.
 
-    It goes with what reads its largest result, and so on, up to a state or what nothing reads.
+    A group joins the reader of its largest result, and so on, up to a state or an unread result.
     """
     count, holds = len(device), residual_bytes(a) > 0
     reader = a.group[np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))]
@@ -137,7 +137,7 @@ def _dealt(
 
 
 def _in_rounds(graph: Graph, pieces: Pieces, k: int) -> Int64[ndarray, " n"]:
-    """Return each op's position where all devices do alike, one piece after the other on each."""
+    """Return each op's position if all devices run the same order, one piece after the other."""
     first = -(-np.arange(k) * pieces.count // k)  # of each device; rounded up
     turn = np.where(pieces.piece < 0, -1, pieces.piece - first[pieces.piece * k // pieces.count])
     at = inverse_permutation(graph.arrays.topological)

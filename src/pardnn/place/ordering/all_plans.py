@@ -70,7 +70,7 @@ class _Storage(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One placement, for the walk: by op or by message, bits of the others."""
+    """One placement, for the walk: for each op or message, the bits of related ones."""
 
     device: list[int]
     needs: list[int]
@@ -269,7 +269,7 @@ _RUN, _ARRIVE, _REACH = 0, 1, 2
 
 
 def _moves(s: _Step, state: _State) -> Iterator[_Move]:
-    """Yield what can happen next; where a device waits for nothing, only that it goes on."""
+    """Yield the possible next events; if a device waits for nothing, only that it continues."""
     made = sum(1 << m for m, op in enumerate(s.made_by) if state.ran >> op & 1)
     for d in range(len(s.capacity)):
         waits = s.from_device[d] & made & ~state.arrived
@@ -311,7 +311,7 @@ def _moves(s: _Step, state: _State) -> Iterator[_Move]:
 
 
 def _walk(s: _Step, left: int) -> tuple[list[_Move] | None, int]:
-    """Return the moves of a walk that runs every op, and the states that are left to look at."""
+    """Return the moves of a walk that runs every op, and how many states may still be visited."""
     everything, k = (1 << len(s.device)) - 1, len(s.capacity)
     start = _State(0, 0, 0, (1 << k) - 1, (0,) * k)
     seen, path, todo = {start}, [], [_moves(s, start)]

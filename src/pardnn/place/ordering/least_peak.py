@@ -153,7 +153,7 @@ def _last_user(step: Step, place: Int64[ndarray, " n"], storage: int) -> int:
 
 @helper
 def _hold(step: Step, o: Order, first: int, end: int) -> int:
-    """Find what is held at some places, and return the most."""
+    """Compute the bytes held at some places, and return the maximum."""
     live, most = o.live[first], 0
     for place in range(first, end):
         op = o.op[place]
@@ -176,7 +176,7 @@ def _over(o: Order, first: int, end: int, target: float) -> float:
 
 @helper
 def _move(step: Step, o: Order, op: int, to: int) -> int:
-    """Move an op to a place, and return the most that is held at a place that changes."""
+    """Move an op to a place, and return the most bytes held at a place that changes."""
     at = o.place[op]
     way = 1 if to > at else -1
     for place in range(at, to, way):
@@ -197,7 +197,7 @@ def _move(step: Step, o: Order, op: int, to: int) -> int:
 
 @helper
 def _another_place(step: Step, o: Order, op: int, state: Int64[ndarray, " 1"]) -> int:
-    """Return a place that an op may move to: the first, the last, or one between; its own: none."""
+    """Return a place to which an op may move: first, last, or one between; its own for none."""
     low, high = 0, len(o.op) - 1
     for b in range(step.before_ptr[op], step.before_ptr[op + 1]):
         low = max(low, o.place[step.before[b]] + 1)
@@ -261,7 +261,7 @@ def _anneal(
 def _shorten(
     step: Step, o: Order, work: float, state: Int64[ndarray, " 1"], best: Int64[ndarray, " n"]
 ) -> None:
-    """Hold less at other places than the fullest, too: `best` is changed within its peak."""
+    """Reduce the bytes held at places other than the fullest, too, within the peak of `best`."""
     n, peak, done = len(o.op), _begin(step, o, best), 0.0
     while done < work:
         op = int(random_number(state) * n)
@@ -280,7 +280,7 @@ def _shorten(
 def _search_kernel(
     step: Step, o: Order, work: float, shortening: float, best: Int64[ndarray, " n"]
 ) -> None:
-    """Change the order in `best`; `shortening` is the part of the work for lifetimes."""
+    """Improve the order in `best`; `shortening` is the fraction of the work for lifetimes."""
     state = np.ones(1, dtype=np.int64)
     _anneal(step, o, (1 - shortening) * work, state, best)
     _shorten(step, o, shortening * work, state, best)

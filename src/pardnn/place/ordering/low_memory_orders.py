@@ -87,7 +87,7 @@ def frugal_alone(arrays: GraphArrays, plan: PlanArrays) -> PlanArrays:
 
 @helper
 def _net_bytes(a: GraphArrays, op: int, reads_left: Int64[ndarray, " t"]) -> int:
-    """Bytes that the op allocates for good, less those that it is the last to read."""
+    """Bytes that the op allocates beyond its run, less those that it is the last to read."""
     net = 0
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
         if a.tensor_alias[t] < 0 and a.memory[op] != RESIDUAL:

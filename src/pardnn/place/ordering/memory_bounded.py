@@ -118,7 +118,7 @@ def _bounded(
     *,
     may_exceed: bool,
 ) -> PlanArrays | None:
-    """Return the fastest plan found of an order; None if it does not fit and is to."""
+    """Return the fastest plan found of an order; None if it must fit and does not."""
     free = free_plan(a, machine.num_devices, place, position)
     latest, _ = _with_latest_slots(a, free, position, overwrites)
     is_within = _is_within(a, latest, capacity)
@@ -149,7 +149,7 @@ def _is_within(a: GraphArrays, plan: PlanArrays, capacity: Int64[ndarray, " k"])
 
 
 def _sent_at_once(a: GraphArrays, latest: PlanArrays) -> PlanArrays:
-    """Return a plan that holds no more than any with its order: no send is waited for.
+    """Return a plan that holds no more than any other with its order: ranks wait for no send.
 
     Receives are posted last; a send is held no shorter than until its tensor is made.
     """
@@ -245,7 +245,7 @@ def _with_latest_slots(
     position: Int64[ndarray, " n"],
     overwrites: Int64[ndarray, "w 2"],
 ) -> tuple[PlanArrays, _Order]:
-    """Return a plan in a global order, its messages as they were but in their latest slots."""
+    """Return a plan in a global order, with the same messages in their latest slots."""
     list_position = inverse_permutation(free.order_op)
     position = np.ascontiguousarray(position, dtype=np.int64)
     order = _Order(position, list_position, position[free.order_op])

@@ -39,15 +39,15 @@ TRIALS = 6
 
 
 class _Held(NamedTuple):
-    """What is held, and would be if the rest kept to the reference order.
+    """The storages held now, and the bytes held if the rest follows the reference order.
 
     Attributes:
         done: Ops that have started.
         began: Storages that are held now.
-        last: Position of each storage's last use among what is left.
+        last: Position of each storage's last use among the remaining ops.
         delivered: Messages whose first reader has started.
         bytes: On each device now.
-        front: Position of the first op of the reference order that is left, by device.
+        front: Position of the first remaining op of the reference order, by device.
         tree: Bytes held at each position of the reference order.
     """
 
@@ -65,8 +65,8 @@ class _Queues(NamedTuple):
 
     Attributes:
         missing: Edges of each op that it still waits for.
-        ready_at: When what an op waits for is there, in seconds.
-        waits: Whether all is there.
+        ready_at: When everything that an op waits for exists, in seconds.
+        waits: Whether everything exists.
         idle: Devices.
         event_time: A heap: ends of ops, and times from which an op (its number plus n) is ready.
         event: The same.
@@ -76,7 +76,8 @@ class _Queues(NamedTuple):
         listed: Each device's ops by key.
         head: Position of the first that has not started.
         back: Ops that may not start now.
-        changed: Devices on which something is ready or was freed since none of its ops could start.
+        changed: Devices where an op became ready or memory was freed since none of its ops could
+            start.
     """
 
     missing: Int64[ndarray, " n"]
@@ -185,7 +186,7 @@ def _begin(e: Edges, r: Reserve, key: Float64[ndarray, " n"]) -> _Queues:
 
 @helper
 def _advance(q: _Queues, e: Edges, r: Reserve, key: Float64[ndarray, " n"], now: float) -> None:
-    """Let all happen that happens now: devices get idle, ops ready."""
+    """Process all events of the current time: devices become idle, ops ready."""
     n, k = len(e.place), len(r.limit)
     while q.size[k] > 0 and q.event_time[0] <= now:
         op = q.event[0]
@@ -222,7 +223,7 @@ def _choice(
     slack: float,
     d: int,
 ) -> int:
-    """Return the ready op of a device with the smallest key that may start; -1 without any."""
+    """Return the ready op of a device with the smallest key that may start; -1 for none."""
     begin, end = r.ptr[d], r.ptr[d + 1]
     while q.head[d] < end and run.done[q.listed[q.head[d]]]:
         q.head[d] += 1
@@ -264,9 +265,9 @@ def _last_use(
     done: Bool[ndarray, " n"],
     delivered: Bool[ndarray, " m"],
 ) -> int:
-    """Return the position of a storage's last use among what is left; -1 without any.
+    """Return the position of a storage's last use among the remaining ops; -1 for none.
 
-    Few arrays, which costs less than whole tuples: this is called for each use.
+    It takes few arrays, since whole tuples cost more: this is called for each use.
     """
     last = np.int64(-1)
     for op in users:
@@ -288,7 +289,7 @@ def _last(s: Storages, r: Reserve, run: _Held, x: int) -> int:
 
 @helper
 def _may_start(e: Edges, s: Storages, r: Reserve, run: _Held, workspace: int, op: int) -> bool:
-    """Whether the rest of the reference order still fits after the op; the run stays as it is."""
+    """Whether the rest of the reference order still fits after the op; the state is unchanged."""
     d = e.place[op]
     begin, end = run.front[d], r.ptr[d + 1]
     takes = np.int64(0)

@@ -176,7 +176,7 @@ def _first_free(
     seconds: float,
     period: float,
 ) -> float:
-    """Return the first time at which a device is free for so long in every period."""
+    """Return the first time at which a device is free for long enough in every period."""
     small, time = SMALL * period, ready
     if seconds <= 0:
         return ready

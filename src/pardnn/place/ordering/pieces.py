@@ -73,7 +73,7 @@ def pieces_of(graph: Graph, seconds: Float64[ndarray, " n"]) -> Pieces | None:
 def _named(graph: Graph) -> Pieces | None:
     """Return the pieces of a graph whose batch was cut, which names them; None for others.
 
-    Sums are no pieces, but for products that add themselves to one.
+    Sums are not in pieces, except products that add themselves to one.
     """
     number = {op.name: i for i, op in enumerate(graph.ops)}
     piece = np.array([piece_number(op.name) for op in graph.ops], dtype=np.int64)

@@ -180,8 +180,8 @@ def _hurry_kernel(
 ) -> None:
     """Let messages leave before their storage is overwritten.
 
-    The timeline knows of edges alone, and no edge keeps an op that writes one view of a storage
-    from running before another view is read: the receiver must not wait for it, as the op will
+    The timeline knows only edges, and no edge keeps an op that writes one view of a storage from
+    running before another view is read. The receiver must not wait for that op, which itself will
     wait until the message has left.
     """
     for i in range(len(start)):
@@ -198,8 +198,8 @@ def _kept_until(
 ) -> Int64[ndarray, " t"]:
     """Return the position until which each storage is on its device anyway, by its owner.
 
-    That of the last op there that reads it; the end for what outlives the step, and for
-    numbers that the step is given.
+    It is that of the last op there that reads it; the end for storages that outlive the step, and
+    for numbers that the step is given.
     """
     n, kept = len(position), np.full(len(a.tensor_op), -1, dtype=np.int64)
     for t in range(len(kept)):

@@ -110,7 +110,7 @@ def _work_within(
     seconds: Float64[ndarray, " n"],
     num_clusters: int,
 ) -> Float64[ndarray, " c"]:
-    """Return the seconds of each cluster's ops that lie within its span."""
+    """Return the seconds of ops within the span of each cluster."""
     return np.bincount(cluster, weights=np.where(within, seconds, 0.0), minlength=num_clusters)
 
 

@@ -109,10 +109,10 @@ def _raise_until(
     equal_links: bool,
     until: Float64[ndarray, " k"],
 ) -> None:
-    """Raise `until` to when all that an op's edges lead to is on a device, for each device.
+    """Raise `until`, for each device, to when everything at the ends of an op's edges is there.
 
-    With equal links that is the latest arrival from another device: all but one of the devices wait
-    for the same one, and the device that this one comes from for the latest from the others.
+    With equal links this is the latest arrival from another device: all devices but one wait for
+    the same arrival, and the device that it comes from waits for the latest one from the others.
     """
     first, second, source = -np.inf, -np.inf, -1
     for e in range(ptr[op], ptr[op + 1]):

@@ -122,7 +122,7 @@ def attributed_units(
 def _first_use(
     problem: Problem, position: Int64[ndarray, " n"], unit: Int64[ndarray, " n"]
 ) -> Int64[ndarray, " g"]:
-    """Return the position of the first op that works in each unit or reads what stays there."""
+    """Return the position of the first op in each unit, or that reads its residual bytes."""
     a = problem.arrays
     used = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
     working = problem.seconds > 0
@@ -160,7 +160,7 @@ def _nearest(
     live: Float64[ndarray, " t"],
     unit: Int64[ndarray, " n"],
 ) -> int:
-    """Return the unit of the input that counts most: held at the peak, then large; or -1."""
+    """Return the unit of the most important input (held at the peak, then large); or -1."""
     largest, best, best_is_live = -1, -1, False
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
         t = a.input_tensor[edge]

@@ -209,7 +209,7 @@ def _try_to_move(
     tried: Bool[ndarray, " k"],
     stamp: Int64[ndarray, " t1"],
 ) -> bool:
-    """Move a unit off device d if that helps there and hurts nowhere."""
+    """Move a unit off device d if that helps there and causes no overflow elsewhere."""
     k, back = len(p.capacity), False
     tree = RangeMax(p.top[d], p.add[d])
     before = max_range(tree, at, at + 1)
@@ -250,7 +250,7 @@ def _resolve_kernel(
     tries: int,
     patience: int,
 ) -> tuple[int, int]:
-    """Resolve overflows; return how the pass ended, and the patience that is left."""
+    """Resolve overflows; return how the pass ended, and the remaining patience."""
     k, n, fresh = len(p.capacity), len(moved), True
     comm, tried, peaks = np.empty(k), np.empty(k, dtype=np.bool_), np.empty(k, dtype=np.int64)
     touched, cost = np.empty(n, dtype=np.int64), np.empty(n)

@@ -79,7 +79,7 @@ def place_pardnn(
 
 
 class _NothingFitsError(InfeasibleError):
-    """No plan was found: what the search came nearest with."""
+    """No plan was found; has the closest attempt."""
 
     def __init__(self, nearest: PlanArrays, group: Int64[ndarray, " n"]) -> None:
         super().__init__("no plan fits")
@@ -172,7 +172,7 @@ def _place(
 
 
 def _adjacency(arrays: GraphArrays) -> Adjacency:
-    """Return the edges; walked by number where that is the order of the ops."""
+    """Return the edges; ops are walked by number if that is their order."""
     adjacency = adjacency_of(arrays)
     if arrays.num_ops <= MANY_OPS:
         return adjacency

@@ -130,7 +130,7 @@ def _secondary_kernel(
     head: Int64[ndarray, " c"],
     tail: Int64[ndarray, " c"],
 ) -> int:
-    """Peel paths along the smallest position; what is peeled gets the position n."""
+    """Peel paths along the smallest position; peeled ops get the position n."""
     n = len(position)
     alone = len(member_ptr) == n + 1
     for start in starts:

@@ -155,7 +155,7 @@ def overflows(start: Start) -> bool:
 
 
 def _fit_fastest(task: Task, start: Start) -> PlanArrays | None:
-    """Repair the fastest placement on its own order; the plan keeps to that order."""
+    """Repair the fastest placement on its own order, which the plan follows."""
     a, position, profile = task.problem.arrays, start.position, start.tracked.profile
     if not resolve_overflow(task.units, profile, start.tracked.live_ranges):
         return None
@@ -170,7 +170,7 @@ def _fit_fastest(task: Task, start: Start) -> PlanArrays | None:
 def _attempt(
     task: Task, found: list[Fitting], start: Int64[ndarray, " n"], position: Int64[ndarray, " n"]
 ) -> None:
-    """Repair a start, and once more what list scheduling makes of it."""
+    """Repair a start, and then the result of list scheduling from it."""
     place = repaired(task, start, position)
     if place is None:
         return
@@ -218,8 +218,8 @@ class _Unrepaired(NamedTuple):
 def _starts(task: Task, candidates: list[Candidate]) -> list[_Unrepaired]:
     """Return placements of step 1 and packed ones, on each low-memory order, the best first.
 
-    A placement that holds little too much is hardly slower once it fits, and the fastest one may
-    hold far too much: what moves is taken to slow the step by its share of all bytes.
+    A placement that slightly overflows is hardly slower once it fits, while the fastest one may
+    overflow by far: moved bytes are assumed to slow the step by their share of all bytes.
     """
     capacity, orders = limits(task.capacities), list(_low_memory_orders(task))
     arrays, runs = task.units.arrays, task.units.runs

@@ -28,7 +28,7 @@ MAX_DEVICES = 8
 
 @helper
 def _queued_after(s: State, op: int, d: int) -> int:
-    """Return the op on device d after which an op stands in the global order; -1 for none."""
+    """Return the op on device d that precedes an op in the global order; -1 for none."""
     if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
         return s.last[d]
     for at in range(s.position[op] - 1, -1, -1):
@@ -212,7 +212,7 @@ def path_through_block(t: Task, s: State, end: int, d: int) -> float:
 
 @helper
 def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
-    """Mark in `near` the neighbour devices of a block, and one at random, by 1, others by 0."""
+    """Mark the neighbour devices of a block, and one at random, with 1 in `near`, others with 0."""
     s.near[:] = 0
     for i in range(end):
         op = s.block[i]
@@ -229,7 +229,7 @@ def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
 def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, int]:
     """Return the longest path at the best other device, the device (-1: none), and the work.
 
-    Of the marked devices the first `MAX_DEVICES` are evaluated, from `begin` on, in a circle.
+    The first `MAX_DEVICES` marked devices are evaluated, cyclically from `begin` on.
     """
     k, old, tried = len(s.near), s.place[s.block[0]], 0
     start = np.int64(0)  # a literal would compile what takes it twice

@@ -72,7 +72,7 @@ def with_heavy_ones(t: Task, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"
 
 
 def _by_bytes(t: Task) -> tuple[Int64[ndarray, " e"], Int64[ndarray, " e"]]:
-    """Return the reader and the source of each edge, those of the most bytes first."""
+    """Return the reader and the source of each edge, those with most bytes first."""
     # Of equal edges those first whose tensor few ops read: all of them read the learning rate.
     order = np.lexsort((np.diff(t.out_ptr)[t.in_op], -t.in_bytes))
     reader = np.repeat(np.arange(len(t.group)), np.diff(t.in_ptr))
@@ -171,7 +171,7 @@ def _simulated(
 ) -> float:
     """Return the makespan along the order, or any time from a limit on.
 
-    What an op makes leaves for each device as one message of its largest tensor; where links are
+    The results of an op leave for each device as one message of its largest tensor; if links are
     serial, one after the other as ops end.
     """
     s.last[:] = -1

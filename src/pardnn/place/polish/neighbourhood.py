@@ -330,9 +330,9 @@ def _mark(s: State, op: int, count: int) -> int:
 
 @helper
 def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
-    """Compute again what a move of `op` changed; return how many ops were looked at.
+    """Update what a move of `op` changed; return how many ops were visited.
 
-    `was` and `then` are the ops that were before and behind it.
+    `was` and `then` are the ops that were before and after it.
     """
     work, none = 0, np.int64(0)  # a literal would compile `_mark` twice
     count = _mark(s, then, _mark(s, s.behind[op], _mark(s, op, none)))

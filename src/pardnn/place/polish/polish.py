@@ -281,7 +281,7 @@ def _found(job: _Job, plan: PlanArrays) -> _Found:
 
 
 def _judged(job: _Job, plan: PlanArrays) -> tuple[float, Float64[ndarray, " k"] | None]:
-    """Return what counts of a plan, in seconds, and when its devices begin."""
+    """Return the objective of a plan, in seconds, and when its devices begin."""
     if not job.by_period:
         return run_lists(job.arrays, job.machine, plan).makespan, None
     found = period(job.arrays, job.machine, plan)
@@ -353,7 +353,7 @@ def ranked_by(
 
 
 def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
-    """Return the plan with components of ops on other devices, where it is faster."""
+    """Return the plan with components of ops on other devices, if that is faster."""
     a, m = job.arrays, job.machine
     position, task = inverse_permutation(a.topological), task_of(a, m, job.room, best.begin)
     for component in levels(task):
@@ -371,7 +371,7 @@ def _refined(job: _Job, best: _Found, max_work: int) -> _Found:
 
 
 def _with_fewer_messages(job: _Job, best: _Found, most: float) -> _Found:
-    """Return the plan with light ops where what they exchange most with is, if about as fast.
+    """Return the plan with light ops where they exchange most data, if it is about as fast.
 
     Args:
         job: What is planned.

@@ -42,7 +42,7 @@ BLOCK_TURNS, TINY_OPS = 2, 50
 
 @helper
 def _running_at(s: State, seconds: float) -> int:
-    """Return about the position of what runs at a time: long ops are found as often as short ones.
+    """Return the approximate position of an op that runs at a time, whether long or short.
 
     Ops end about in the order in which they start.
     """
@@ -58,7 +58,7 @@ def _running_at(s: State, seconds: float) -> int:
 
 @helper
 def _critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
-    """Return the first op from a position on that is on a path of a length, and the steps to it.
+    """Return the first op from a position on that is on a path of some length, and the steps to it.
 
     Args:
         t: What stays as it is.
@@ -109,7 +109,7 @@ def _tried(
 
 @helper
 def _some_neighbour_device(t: Task, s: State, op: int, seed: int) -> int:
-    """Return the device of an op that this one reads or that reads it; its own without any."""
+    """Return the device of an op that this one reads or that reads it; its own if there is none."""
     ins, outs = t.in_ptr[op + 1] - t.in_ptr[op], t.out_ptr[op + 1] - t.out_ptr[op]
     if ins + outs == 0:
         return s.place[op]

@@ -23,7 +23,7 @@ REACH = 12
 
 @helper
 def _window(t: Task, s: State, op: int) -> tuple[int, int]:
-    """First and last position where an op may stand, the other ops as they are."""
+    """First and last position of an op that the other ops allow."""
     first, last = 0, len(s.order) - 1
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
         first = max(first, s.position[t.in_op[edge]] + 1)
@@ -53,7 +53,7 @@ def _neighbours(s: State, op: int) -> None:
 
 @helper
 def _paths(t: Task, s: State, op: int) -> None:
-    """Fill, per device, when the inputs have arrived and how long the step goes on after."""
+    """Fill, per device, when the inputs have arrived and how long the step continues after."""
     k = len(s.near)
     for d in range(k):
         s.ready[d] = t.begin[d]

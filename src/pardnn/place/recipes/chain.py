@@ -95,7 +95,7 @@ def _shared(graph: Graph, p: Phases, is_chained: ndarray) -> Iterable[tuple[int,
 
 
 def _between(p: Phases, chained: Sequence[int], is_chained: ndarray, ops: set[int]) -> set[int]:
-    """Return ops with all of the chain that lie on a path from one to another."""
+    """Return ops together with all ops of the chain on a path from one to another."""
     after, before = set(ops), set(ops)
     for op in chained:
         if any(i in after for i in p.reads[op]):

@@ -99,7 +99,7 @@ def _take(
     reads: list[list[int]],
     is_fixed: list[bool],
 ) -> None:
-    """Give a phase to ops and to all that they need, as far as that has none."""
+    """Give a phase to ops and to everything they need that has none."""
     while stack:
         op = stack.pop()
         if phase[op] == UPDATE and not is_fixed[op]:

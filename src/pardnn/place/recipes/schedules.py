@@ -156,7 +156,7 @@ def _needs(unit: Unit, stages: int) -> list[tuple[str, int, int]]:
 
 
 def _numbered(steps: Iterable[tuple[str, int]], pieces: int) -> list[Unit]:
-    """Return passes of stages as units: each takes the next piece; those past the last are left."""
+    """Return passes of stages as units, each on the next piece; those past the last are dropped."""
     seen, row = Counter[tuple[str, int]](), list[Unit]()
     for what, stage in steps:
         parts = ("I", "W") if what == "B" else (what,)
@@ -184,7 +184,7 @@ def _alternating(
         pieces: Of the batch.
         chunks: Stages per device.
         warm_up: Forward passes before the first pair.
-        put_off: By how many pairs gradients of weights come later; None: at once.
+        put_off: By how many pairs weight gradients are delayed; None for no delay.
     """
     rounds = _rounds(devices, pieces) if chunks > 1 else [pieces]
     forward = [chunk * devices + device for size in rounds for chunk in range(chunks)

@@ -84,7 +84,7 @@ def stages_of(
 
 
 def _users(graph: Graph, p: Phases, seconds: ndarray) -> Int64[ndarray, " n"]:
-    """Return, of each parameter, the forward op that works most with it; -1 for other ops."""
+    """Return, for each parameter, the forward op that works most with it; -1 for other ops."""
     pull = np.bincount(
         np.maximum(p.forward, 0), weights=seconds * (p.forward >= 0), minlength=len(seconds)
     )
@@ -125,7 +125,7 @@ def _leads(graph: Graph, p: Phases, users: ndarray) -> Int64[ndarray, " n"]:
 def _parameters_of_the_update(graph: Graph, p: Phases) -> dict[int, int]:
     """Return the parameter that an op of the update, or a state, belongs to.
 
-    Those that are joined by tensors of the parameter's own shape belong to it.
+    Ops connected to it by tensors of the parameter's shape belong to it.
     """
     found: dict[int, int] = {}
     shapes = [{tensor.shape for tensor in op.outputs} for op in graph.ops]
@@ -151,7 +151,7 @@ def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:
 
 
 def _crossing_bytes(graph: Graph, position: ndarray, length: int) -> Float64[ndarray, " b"]:
-    """Return the bytes that forward ops before each position make for those from it on.
+    """Return the bytes that forward ops before each position make for later ones.
 
     A parameter that is read on both sides counts, too.
     """
@@ -207,7 +207,7 @@ def _blocks(row: Float64[ndarray, " c"], sent: ndarray, count: int) -> Int64[nda
 
 
 def _candidates(row: ndarray, sent: ndarray, count: int) -> Int64[ndarray, " e"]:
-    """Return where blocks may end: of each equal part of the work, where least is sent."""
+    """Return where blocks may end: in each equal part of the work, where least is sent."""
     parts = BOUNDARIES * count
     ends = np.arange(1, len(row))
     part = np.minimum(np.cumsum(row)[:-1] / max(row.sum(), 1e-300) * parts, parts - 1).astype(int)
@@ -256,7 +256,7 @@ def _place_backward(
 
 
 def _place_what_is_left(graph: Graph, p: Phases, stage: Int64[ndarray, " n"]) -> None:
-    """Put ops without a stage beside the largest value that they read, or their first reader."""
+    """Put ops without a stage with the producer of their largest input, or their first reader."""
     a, order = graph.arrays, graph.arrays.topological.tolist()
     size = np.bincount(a.tensor_op, weights=a.tensor_bytes, minlength=a.num_ops)
     for op in order:

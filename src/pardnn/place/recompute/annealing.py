@@ -45,7 +45,7 @@ class Front(NamedTuple):
 
 @helper
 def _record(front: Front, kept: Int64[ndarray, " n"], seconds: float, peak: int) -> None:
-    """Enter an answer, if none with a peak of its row or a smaller one is as fast."""
+    """Enter an answer, unless one with a peak of its row or a smaller one is as fast."""
     if peak > front.top:
         return
     rows = len(front.seconds)
@@ -88,7 +88,7 @@ def _fullest(s: Schedule, num_calls: int) -> int:
 
 @helper
 def _stage(s: Schedule, n: int, place: int) -> int:
-    """Return the op that runs at a place among all calls, or before which the call there stands."""
+    """Return the op that runs at a place among all calls, or before which the call there runs."""
     low, high = 0, n - 1
     while low < high:
         middle = (low + high) // 2
@@ -135,7 +135,7 @@ def knapsack(
 
 @helper
 def _pick(nodes: Nodes, f: Families, s: Schedule, place: int, state: Int64[ndarray, " 1"]) -> int:
-    """Return a tensor that waits at a place: the better one of two, mostly; -1 if none does."""
+    """Return a tensor that waits at a place, mostly the better one of two; -1 if none does."""
     count = 0
     for r in range(len(f.tensor)):
         count += _held(f, s, r, place)

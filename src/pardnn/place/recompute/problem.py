@@ -112,7 +112,7 @@ def _views(
 
 
 def _may_again(graph: Graph, position: ndarray) -> tuple[ndarray, ndarray]:
-    """Return whether each op may be called again, and the position of the last op before which."""
+    """Return whether each op may be called again, and the last op before which it may."""
     n = len(graph.ops)
     completed = filled_later(graph.ops)
     again = np.array([_is_call(op, completed) for op in graph.ops], dtype=np.int64) * FREELY

@@ -107,7 +107,7 @@ def _later(calls: tuple[int, int], n: int, stage: Int64[ndarray, " n"]) -> int:
 
 @helper
 def _interval(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, i: int) -> int:
-    """Return the op before which the second call of an op stands; find its tensors' last uses."""
+    """Return the op before which the second call of an op goes; find its tensors' last uses."""
     n = len(nodes.seconds)
     again, last_kept, stage = nodes.again[i], max(kept[i], nodes.held[i]), n
     for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):

@@ -132,7 +132,7 @@ def front_of(nodes: Nodes, *, seed: int = 0, work: int = WORK) -> Front:
 
 
 def _searched(nodes: Nodes, f: Families, front: Front, s: Schedule, seed: int, work: int) -> None:
-    """Search at limits from the largest to the smallest that is reached, and back, some times."""
+    """Search at limits from the largest to the smallest reached, and back, several times."""
     rows = list(range(STRIDE, RANGES, STRIDE))
     most = max(MOST_ROUNDS * f.num_families, LEAST_ROUNDS)
     rounds = int(np.clip(work // _size(nodes), LEAST_ROUNDS, most))
@@ -171,7 +171,7 @@ def _kept(front: Front, row: int) -> Kept:
 
 
 def _empty(nodes: Nodes, everything: Kept, s: Schedule) -> Front:
-    """Return a front of what calls nothing again."""
+    """Return a front with only the answer that calls nothing again."""
     n, rows = nodes.num_ops, RANGES + 1
     top = max(cost_of(nodes, everything, 0, s).peak - nodes.base, 1)
     front = Front(
@@ -196,9 +196,9 @@ def _size(nodes: Nodes) -> int:
 def _crossing(
     nodes: Nodes, num_first: int
 ) -> tuple[Int64[ndarray, " f"], Int64[ndarray, " f"], Int64[ndarray, " f"]]:
-    """Return bytes, last readers, and bytes that cross each op, among so many first ops.
+    """Return bytes, last readers, and bytes that cross each op, for the first ops.
 
-    Of what may be made again; who reads a view reads what it is of.
+    They are of results that may be made again; a reader of a view reads the viewed tensor.
     """
     made, last = np.zeros(num_first, dtype=np.int64), np.arange(num_first)
     read_last = np.zeros(len(nodes.num_bytes), dtype=np.int64)  # by tensor
@@ -226,9 +226,9 @@ def _narrow(
     Args:
         made: Bytes that each op makes.
         crossing: Bytes that cross it.
-        part: Of all ops, those that fewest bytes cross are taken.
-        count: So many of them with equal bytes between, from the last op back, for what is made
-            after the last of them is not made again.
+        part: Fraction of ops from which to take, those that fewest bytes cross.
+        count: How many of them, with equal bytes between, from the last op back, because results
+            made after the last of them are not made again.
     """
     crossed = crossing[crossing > 0]
     if len(crossed) == 0:
@@ -246,7 +246,7 @@ def _narrow(
 def _checkpoints(
     nodes: Nodes, fullest: int, last: Int64[ndarray, " f"], cuts: Int64[ndarray, " c"]
 ) -> Kept:
-    """Return what keeps, until the fullest moment, only what crosses some ops before it."""
+    """Return the intervals that keep, until the peak, only what crosses some earlier ops."""
     kept = np.full(nodes.num_ops, nodes.num_ops, dtype=np.int64)
     end = max(cuts, default=fullest)
     for op in np.flatnonzero(nodes.again[:end] == FREELY).tolist():

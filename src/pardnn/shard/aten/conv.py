@@ -91,7 +91,7 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def _transposed(input: Tensor, weight: Tensor, bias: Tensor | None, at: Window, groups: int) -> Any:
-    """Space is not cut: the call crops its output by the padding at both ends."""
+    """Spatial dims are not cut: the call crops its output by the padding at both ends."""
     everything = [slice(None)] * at.space
 
     def opaque(b: Any, *y: Any) -> Node:
@@ -146,7 +146,7 @@ def convolution_backward(
 def _opaque_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: list[bool]
 ) -> Any:
-    """Groups, and transposed convolutions: cut by samples alone."""
+    """Groups and transposed convolutions are cut only by samples."""
     rest = [slice(None)] * (input.ndim - 1)
     filters = weight[(slice(None),) * weight.ndim]
 

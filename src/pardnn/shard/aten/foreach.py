@@ -26,7 +26,7 @@ _ELEMENTWISE = [
 
 
 def _entry(operand: Any, number: int) -> Any:
-    """Return what an operand is for one entry of the lists."""
+    """Return the operand for one entry of the lists."""
     return operand[number] if isinstance(operand, list | tuple) else operand
 
 
@@ -101,7 +101,7 @@ def _updated(
         lists: Tensors that are written, those of one entry of one shape.
         counts: Tensors without dims, one for each entry, or none.
         more: Hyperparameters, some of them tensors.
-        read: Tensors of the same shapes that are read alone.
+        read: Tensors of the same shapes that are only read.
     """
     numbers = [value for value in more.values() if isinstance(value, Tensor)]
 

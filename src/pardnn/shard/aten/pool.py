@@ -30,7 +30,7 @@ def _pooled(
     self: Tensor, space: int, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
     counts_padding: bool,
 ) -> Any:  # fmt: skip
-    """Averages; space is cut with a halo where every window has the same number of elements."""
+    """Averages; spatial dims are cut with a halo if all windows have equally many elements."""
     kernel = per_dim(kernel_size, space)
     steps = per_dim(stride, space) if stride not in (None, []) else kernel
     pads = per_dim(padding, space)
@@ -256,7 +256,7 @@ def grid_sampler_backward(
 
 
 def _blocks(c: Any, kernel_size: Sequence[int]) -> slice:
-    """Return where the windows' elements of channel `c` lie among rows."""
+    """Return the rows of the windows' elements of channel `c`."""
     size = math.prod(kernel_size)
     return slice(c * size, c * size + size)
 

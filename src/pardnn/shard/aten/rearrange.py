@@ -15,7 +15,7 @@ ALL = slice(None)
 
 
 def _pixels(self: Tensor, factor: int, *, shuffles: bool) -> Any:
-    """Blocks of channels at one place are blocks of places of one channel, and back."""
+    """Blocks of channels at one position become blocks of positions of one channel, or back."""
     lead = self.ndim - 3
     names = (*(f"b{n}" for n in range(lead)), "c", "y", "x")
 

@@ -81,7 +81,7 @@ def prod(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = N
 
 
 def _statistic(self: Tensor, dim: Any, keepdim: bool) -> Any:
-    """What partial results of one call do not give: only the other dims can be cut."""
+    """Statistics that partial results do not give: only the other dims can be cut."""
     dims = wrapped(dim, self.ndim)
     everything = [slice(None)] * len(dims)
     return lambda *i: statistic(self[joined(i, everything, dims, keepdim)])

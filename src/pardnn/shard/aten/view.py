@@ -121,7 +121,7 @@ def unsqueeze(self: Tensor, dim: int) -> Any:
 
 
 def _squeezed(self: Tensor, dims: Sequence[int]) -> Any:
-    """A shard of one slice would lose its dim, so dims that are named and longer stay whole."""
+    """A shard of one slice would lose its dim, so named dims that are longer stay whole."""
     named = {d % self.ndim for d in dims} if self.ndim else set()
     gone = {d for d in named if self.shape[d] == 1}
 

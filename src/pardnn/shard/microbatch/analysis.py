@@ -163,9 +163,9 @@ def _settled(
     *,
     in_runs: bool,
 ) -> BatchCut:
-    """Analyse again until no storage that is written is cut by some of its ops alone.
+    """Analyse again until no written storage is cut by only some of its ops.
 
-    And until no runs are to be joined.
+    And until no runs have to be joined.
     """
     sharers = _sharers(graph)
     random = {op.name for op in graph.ops if not op.is_source and is_random_op(op.kind)}
@@ -182,7 +182,7 @@ def _settled(
 
 
 def _joined_runs(calls: Sequence[OpCall], found: BatchCut) -> set[str]:
-    """Return the ops that make pieces of runs which some op reads as a whole, or state keeps."""
+    """Return the ops whose pieces are runs that some op reads whole, or that state keeps."""
     runs = {name for name in found.made if found.dims[name].outer > 1}
     maker = {tensor.name: call.op for call in calls for tensor in call.op.outputs}
     joined = {name for name in runs if maker[name].memory == "residual"}
@@ -206,7 +206,7 @@ def _joined_runs(calls: Sequence[OpCall], found: BatchCut) -> set[str]:
 
 
 def _in_pieces(found: BatchCut, name: str, made: Sequence[str]) -> bool:
-    """Whether what an op makes of a storage is in pieces; partial results are whole once added."""
+    """Whether an op leaves a storage in pieces; partial results are whole once added."""
     if name not in found.ops:
         return False
     return not made or any(tensor in found.made for tensor in made)
@@ -215,8 +215,8 @@ def _in_pieces(found: BatchCut, name: str, made: Sequence[str]) -> bool:
 def _sharers(graph: Graph) -> list[dict[str, list[str]]]:
     """Return the ops that share each storage that is written, or addressed by an offset.
 
-    Each with its results there: of a norm's backward pass the gradient of the weight, which an
-    optimizer may write, and not that of the input.
+    Each comes with its results there: for a norm's backward pass the gradient of the weight, which
+    an optimizer may write, and not that of the input.
     """
     storage = storage_of(graph)
     special = {storage.owners[name] for op in graph.ops for name in (*writes(op), *addressed(op))}
@@ -262,13 +262,13 @@ def _follow(
 def _is_dense(
     tensors: Mapping[str, Tensor], slots: Mapping[str, str], marks: Mapping[str, Mark]
 ) -> bool:
-    """Whether inputs that are sliced are dense: slices are copied then, and can be viewed."""
+    """Whether sliced inputs are dense: slices are then copied, and can be viewed."""
     sliced = (slots[slot] for slot, mark in marks.items() if not mark.is_made)
     return all(tensors[name].strides is None for name in sliced)
 
 
 def _is_possible(op: Op, cut: CallCut, call: OpCall, slots: Mapping[str, str]) -> bool:
-    """Whether what a cut op makes is what a plan can say: partial results own their storage."""
+    """Whether a plan can express the results of a cut op: partial results own their storage."""
     listed = {name: place for place, name in call.places.items() if isinstance(place, int)}
     by_name = {name: slot for slot, name in slots.items()}
     for tensor in op.outputs:

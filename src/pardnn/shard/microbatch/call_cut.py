@@ -106,7 +106,7 @@ def cut_call(
 def _cuts(
     number: int, marks: Mapping[str, Mark], points: Sequence[int], written: frozenset[str]
 ) -> list[tuple[int, CallCut]]:
-    """Return the cuts of all loops that can be, each with the elements that it needs joined."""
+    """Return the cuts of all loops that can be cut, each with the elements that it needs joined."""
     call = interned_call(number)
     description = description_of(call.kind)
     if description is None:
@@ -176,7 +176,7 @@ def _cut(
 def _outputs(
     pieces: tuple[WorkerOp, ...], call: Any, points: Sequence[int]
 ) -> tuple[BatchDim | Reducer | None, ...] | None:
-    """Return what becomes of each result; None if of one that no plan can say."""
+    """Return what becomes of each result; None if a plan cannot express it for one."""
     found: list[BatchDim | Reducer | None] = []
     for number, shape in enumerate(call.outputs):
         results = [piece.results[number] for piece in pieces]

@@ -125,7 +125,7 @@ class _Writer:
         self.sheet.ops.append(changed(op, after=after, backward_of=backward))
 
     def _after(self, op: Op, piece: int | None) -> list[str]:
-        """Return what comes before an op, or a piece of it, without being read."""
+        """Return the ops that an op, or a piece of it, comes after without reading them."""
         found: list[str] = []
         for name in op.after:
             if name not in self.cut.ops:
@@ -155,7 +155,7 @@ class _Writer:
         self.sheet.helper(op_name, FETCH, args, names, made, reader, memory=memory)
 
     def _piece(self, name: str, reader: Op, piece: int) -> str:
-        """Return a piece of a tensor; of one that is whole it is a slice."""
+        """Return a piece of a tensor, a slice if the tensor is whole."""
         if name not in self.cut.made and name not in self.used:
             boxes = piece_boxes(
                 self.tensors[name].shape or (), self.cut.dims[name], self.cut.points
@@ -188,14 +188,14 @@ class _Writer:
             self.of_whole.add(out)
 
     def _blank(self, op: Op, slot: str, piece: int, shape: tuple[int, ...], like: Tensor) -> str:
-        """Return a tensor of which only the shape counts."""
+        """Return a tensor of which only the shape is read."""
         name = f"{op.name}:{slot}:blank@{piece}"
         made = new_tensor(like, name, whole(shape))
         self.sheet.helper(name, FETCH, [list(shape), None, []], (), made, op)
         return name
 
     def _pieces(self, op: Op) -> None:
-        """Write an op that is cut, and what combines its partial results."""
+        """Write the pieces of a cut op, and the ops that combine its partial results."""
         cut, call = self.cut.ops[op.name], self.cut.calls[op.name]
         slots = {slot: name for slot, name in call.places.items() if isinstance(slot, str)}
         counted = self._count(op) if is_counting(op) else None

@@ -99,7 +99,7 @@ def _cut_rows(
     points: Sequence[int],
     written: frozenset[str],
 ) -> CallCut | None:
-    """Cut an op that does the same to each row, as if the rows of a sample stood together."""
+    """Cut an op that does the same to each row, as if the rows of a sample were adjacent."""
     merged = {(mark.at.scale, mark.at.outer) for mark in marks.values()}
     if len(merged) != 1 or not all(mark.is_made for mark in marks.values()):
         return None
@@ -125,7 +125,7 @@ def _cut_rows(
 
 
 def _is_alike(found: CallCut, begin: int) -> bool:
-    """Whether an op does the same to each row, wherever that stands.
+    """Whether an op does the same to each row, wherever the row is.
 
     Args:
         found: Its cut.

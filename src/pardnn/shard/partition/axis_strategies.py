@@ -96,7 +96,7 @@ class _Strategy:
     Attributes:
         cut: The dims that it cuts.
         local_sizes: By worker, sizes of its call in the shape class of the whole one.
-        attributes: By worker, arguments in place of those of the whole call.
+        attributes: By worker, arguments that replace those of the whole call.
         dropped: By worker, inputs that its call does not take.
     """
 
@@ -161,7 +161,7 @@ def _contents(nest: LoopNest, strategy: _Strategy) -> Mapping[str, bool]:
 def _strategies(
     shape_class: ShapeClass, nest: LoopNest, dim_sizes: DimSizes, num_workers: int
 ) -> dict[str, _Strategy]:
-    """Return how each loop of a call is cut that can be; those that fail are left out."""
+    """Return how each loop of a call is cut; those that cannot be cut are left out."""
     try:
         extents = extents_in(nest, dim_sizes)
     except PardnnError:
@@ -217,7 +217,7 @@ def _attributes(
     cut: LoopCut,
     local_sizes: Sequence[DimSizes],
 ) -> Sequence[Attributes]:
-    """Return the arguments that each worker calls with in place of those of the whole call.
+    """Return the arguments of each worker's call that replace those of the whole call.
 
     Where they follow from the loop alone, those of the first worker and those of all others are
     kept.

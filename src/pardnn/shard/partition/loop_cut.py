@@ -52,10 +52,10 @@ class LoopCut(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What the cuts of a loop depend on, whatever the sizes.
+    """The rule for cuts of a loop, independent of sizes.
 
     Attributes:
-        names: Loops that the bounds of these dims depend on.
+        names: Loops on which the bounds of these dims depend.
         columns: The dims that the loop cuts, by position among `DimSizes`.
         reads: Of each input that is cut: how each access treats what is out of bounds, and its
             spans, by position among `columns`.
@@ -63,7 +63,7 @@ class _Rule(NamedTuple):
         reducers: Of the outputs that are not cut, what combines partial results.
         overlaps: Of the outputs that are cut, what combines values that meet, and whether they
             depend on the loop at all.
-        multiple: Number whose multiples cuts keep to.
+        multiple: Number of which cuts must be multiples.
     """
 
     names: tuple[str, ...]

@@ -109,7 +109,7 @@ _OWNED: dict[Any, Int64[ndarray, "n rank 2"] | None] = cached({})
 
 
 class _Extension(NamedTuple):
-    """What devices do if one of their loops is cut, for each loop that all of them can cut.
+    """The result of cutting one more loop, for each loop that all devices can cut.
 
     Attributes:
         by_call: Strategies along the new axis, by number of a local call.

@@ -55,7 +55,7 @@ def in_pieces(whole: Graph, cut: Graph, sharding: Sharding) -> Sharding:
 
 
 def _like(tensor: Tensor, tensors: Mapping[str, Tensor]) -> str:
-    """Return the tensor of the whole step that a tensor is laid out as; itself if there is none."""
+    """Return the tensor of the whole step whose layout a tensor has; itself if there is none."""
     name = _whole_name(tensor.name, tensors)
     while name not in tensors and ":" in name:
         name = name.rpartition(":")[0]

@@ -114,7 +114,7 @@ def _tensor_parallel(
 
 
 def _cut_dims(walk: _Walk, classes: TensorClasses) -> Iterator[tuple[str, int]]:
-    """Yield what is cut with the marked tensors: gradients, states, what is made one by one."""
+    """Yield the tensors cut with the marked ones: gradients, states, element-wise results."""
     for root, mark in walk.weights.items():
         for name in classes.members[root]:
             if (dim := classes.dims[name][mark.dim]) is not None:
@@ -189,7 +189,7 @@ def _column(
 
 
 def _suits(strategy: Strategy, marked: Mapping[str, _Mark], count: int) -> bool:
-    """Whether a strategy reads all that is cut as it is cut."""
+    """Whether a strategy reads all cut tensors as they are cut."""
     if strategy.extent % count:
         return False
     for place, mark in marked.items():

@@ -117,7 +117,7 @@ def with_owners(
 def _owner_dims(
     graph: Graph, classes: TensorClasses, mesh: Mesh, taken: Mapping[str, Layout]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the dim that is cut of all that belongs to a parameter: its first one long enough."""
+    """Yield the cut dim of all tensors of a parameter: its first one that is long enough."""
     done = set[str]()
     for op in graph.ops:
         if op.kind != "parameter" or classes.root[op.outputs[0].name] in done:

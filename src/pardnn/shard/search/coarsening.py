@@ -92,7 +92,7 @@ def op_calls(graph: Graph) -> list[OpCall]:
 
 
 def _slots(number: int) -> list[tuple[Place, int]]:
-    """Return at which mention of a tensor in the arguments each slot is."""
+    """Return, for each slot, which mention of a tensor in the arguments it is."""
     shape_class, _ = classified(number)
     return list(zip(shape_class.dim_slices.inputs, shape_class.mentions, strict=True))
 
@@ -293,8 +293,8 @@ def _merge_gradients(
 ) -> None:
     """Merge a tensor with its gradient.
 
-    What a backward op computes and a backward op of another forward op reads, of the shape of the
-    latter's result, is the gradient of that result.
+    If a backward op computes a tensor that a backward op of another forward op reads, and it has
+    the shape of the latter's result, it is the gradient of that result.
     """
     backward = [c for c in calls if c.op.backward_of]
     made = {t.name: c.op.backward_of for c in backward for t in c.op.outputs}
@@ -326,7 +326,7 @@ def _merge_results(origin: OpCall, gradients: Sequence[str], classes: TensorClas
 
 
 def _merge_repeated(graph: Graph, calls: Sequence[OpCall], classes: TensorClasses) -> None:
-    """Merge what the same call of the same line makes of the same, in time steps and layers."""
+    """Merge results of the same call, line and inputs in different time steps and layers."""
     parity = _Parity([c.op.module for c in calls] + [op.name for op in graph.ops if op.is_source])
     numbers: dict[Any, int] = {}
     plain: dict[str, int] = {}

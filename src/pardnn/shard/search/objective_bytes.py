@@ -110,7 +110,7 @@ def _add_missing(
     is_input: bool,
     totals: list[ndarray],
 ) -> None:
-    """Add what devices need less what they own, or of outputs what they own less what they make."""
+    """Add what devices need minus what they own; for outputs, owned minus computed elements."""
     first, boxes, _ = rows[0]
     for some in _batches(rows, boxes.size * len(requests[first].owned)):
         boxes = np.array([row[1] for row in some])
@@ -127,7 +127,7 @@ def _add_partial(
     rows: list[tuple[int, int, ndarray, ndarray]],
     totals: list[ndarray],
 ) -> None:
-    """Add the partial results that others hold, less the results that were counted as missing."""
+    """Add the partial results that others hold, minus the results already counted as missing."""
     first, _, result, _ = rows[0]
     for some in _batches(rows, requests[first].owned.size * len(result)):
         owned = np.array([requests[row[0]].owned for row in some])

@@ -112,10 +112,10 @@ def uniform_starts(tables: CostTables) -> list[Solution]:
 
 
 def _as_cut_as_possible(tables: CostTables, variable: Variable, layout: Layout) -> Layout:
-    """Cut what one axis leaves whole, and several need not, one axis after the other.
+    """Cut, one axis after the other, tensors that a single axis leaves whole but several can cut.
 
-    No dim may be long enough for all devices, and whole tensors move nothing: such a start would
-    look as if nothing were better.
+    If no dim is long enough for all devices, a tensor stays whole and moves nothing: such a start
+    would seem unbeatable.
     """
     if tables.objective.may_replicate or not variable.dims:
         return layout
@@ -241,8 +241,8 @@ def polished(
 def _brought_last(tables: CostTables, window: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Return an order of the mesh axes that opens one of them with the least work, and where.
 
-    Where axes are alike it comes last: then all strategies of an op begin with the same cuts. Two
-    keep their places: where sizes do not divide, the result depends on the order.
+    If axes are alike, it comes last: then all strategies of an op begin with the same cuts. Two
+    axes keep their places: if sizes do not divide, the result depends on the order.
     """
     count = len(tables.axis_sizes)
     if len(window) > 1:

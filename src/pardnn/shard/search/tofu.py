@@ -227,13 +227,12 @@ def _fewest_bytes(
     mesh: Mesh,
     price: float,
 ) -> _Choice:
-    """Return what moves the fewest bytes: the portfolio of the search and the baselines.
+    """Return the choice that moves the fewest bytes, of a portfolio of search and baselines.
 
-    A baseline that is better is polished, except for `equal-chop`: its mesh has one axis, and
-    where sizes do not divide its blocks are others than any on a mesh of several. It counts only
-    where it takes no more memory: what no dim of is long enough for all devices stays whole there,
-    and moves nothing. Where many ops are distinct, baselines are dropped whose first cut moves far
-    more than it has to.
+    A better baseline is polished, except `equal-chop`: its mesh has one axis, and if sizes do not
+    divide, its blocks differ from those of any mesh of several. It counts only if it takes no more
+    memory: a tensor without a dim that is long enough for all devices stays whole there, and moves
+    nothing. If many ops are distinct, baselines whose first cut moves far too much are dropped.
     """
     tables = CostTables(problem, _bytes_objective(graph, problem, mesh, price), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))

@@ -72,7 +72,7 @@ class _Schedule(NamedTuple):
     """New times under construction; the unit is an op of any device.
 
     Attributes:
-        lead: By op, seconds that the messages take which it waits for.
+        lead: By op, seconds of the messages that it waits for.
         time: By op.
         is_moved: By op.
     """

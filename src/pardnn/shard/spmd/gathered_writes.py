@@ -43,7 +43,7 @@ def gathered_writes(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> dic
 
 
 def _is_by_parts(emitter: Emitter, partitioned: PartitionedOp, result: str, name: str) -> bool:
-    """Whether devices make parts of the blocks of a tensor that they own, and all of them."""
+    """Whether devices make parts of the blocks of a tensor that they own, which cover them."""
     boxes, template = emitter.boxes[name], partitioned.template
     if boxes != emitter.boxes[result] or result not in partitioned.returned:
         return False

@@ -69,7 +69,7 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
 
 
 def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]) -> str | None:
-    """Leave an op whole that cannot be cut; return a tensor that it still does not find locally."""
+    """Leave an op whole if it cannot be cut; return a tensor that is still not local to it."""
     partitioned = partition_op(op, axes[op.name], emitter.tensors, emitter.mesh)
     if partitioned is None:
         axes[op.name] = (None,) * len(emitter.mesh.shape)

@@ -71,7 +71,7 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
 
 
 def _divisor(partitioned: PartitionedOp, number: int) -> str | None:
-    """Return the output that divides the sum of a result's parts; None where nothing does."""
+    """Return the output that divides the sum of a result's parts; None if none does."""
     results = partitioned.template.results[number]
     found = results[0] and results[0].divisor
     return None if found is None else partitioned.returned[found]
@@ -119,10 +119,10 @@ def _copy_strided(
     anchor: Anchor,
     changed: set[str],
 ) -> None:
-    """Copy inputs that are strided here and dense in the graph, but for those that are changed.
+    """Copy inputs that are strided here and dense in the graph, except those that are written.
 
-    What is written by parts, as a fused update of a whole parameter, is copied back with the parts
-    of other devices: such kernels take the parts for runs of memory.
+    Tensors written by parts, as by a fused update of a whole parameter, are copied back with the
+    parts of other devices: such kernels assume that parts are runs of memory.
     """
     for device, by_slot in enumerate(local):
         if emitter.strided.isdisjoint(by_slot.values()):
@@ -173,7 +173,7 @@ def _output(emitter: Emitter, op: Op, partitioned: PartitionedOp, tensor: Tensor
 
 
 def _computed(emitter: Emitter, partitioned: PartitionedOp, tensor: Tensor) -> ShardedTensor:
-    """Return an output as it is computed: under its final name where that is its layout."""
+    """Return an output as it is computed, under its final name if that is its layout."""
     own = emitter.own(tensor.name)
     if tensor.name not in partitioned.returned:
         return own

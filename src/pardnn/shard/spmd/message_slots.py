@@ -66,7 +66,7 @@ class MessageSlots:
         self.slot: Float64[ndarray, " m"] = until - 0.5
 
     def _is_order(self, partitioned: Graph, number: Int64[ndarray, " n"]) -> bool:
-        """Whether numbers of ops are times, each message with a slot between two of them."""
+        """Whether numbers of ops can serve as times, with a slot between two for each message."""
         a, plan = partitioned.arrays, self.plan
         successor = np.repeat(number, np.diff(a.after_ptr))
         if not (number[a.after_op] < successor).all():
@@ -122,7 +122,7 @@ class MessageSlots:
     def _held_longer(self, plan: PlanArrays) -> PlanArrays | None:
         """Let no rank wait for a message before it posts an earlier one at the same op.
 
-        Such a message is waited for after that op.
+        The rank waits for such a message after that op.
 
         Args:
             plan: Its messages in the order of their slots.

@@ -102,7 +102,7 @@ def _fetched(
     requests: tuple[Region | None, ...],
     anchor: Anchor,
 ) -> list[str | None]:
-    """Return what is fetched for an op, or was for one shortly before; it is freed at last use."""
+    """Return the region fetched for an op or one shortly before; it is freed at its last use."""
     key = sharded.tensor.name, requests
     when, outs = emitter.fetched.get(key, (-1, []))
     if not outs or emitter.now - when > emitter.reuse:
@@ -309,7 +309,7 @@ class _Assembly(NamedTuple):
         copied: Slices that the fetch copies.
         sequential: Slices that an update each copies.
         in_place: Slices that are received into the buffer.
-        posts: Op before which each slice is received that the fetch does not wait for.
+        posts: For slices that the fetch does not wait for, the op before which each is received.
     """
 
     request: Region

@@ -121,7 +121,7 @@ def partition_for_submeshes(graph: Graph, sharding: Sharding, submeshes: int) ->
 def _partitioned(
     emitter: Emitter, *, sums_in_place: bool = False, submeshes: int = 1
 ) -> tuple[Partition, tuple[str, ...]]:
-    """Write the ops of all devices; return them, and what a person should know."""
+    """Write the ops of all devices; return them, and notes for people."""
     graph, sharding = emitter.graph, emitter.sharding
     check_batch_is_read_only(graph)
     begin_graph()
@@ -166,7 +166,7 @@ def _note(kind: str, count: int) -> str:
 
 
 def _source(emitter: Emitter, op: Op) -> None:
-    """Write the shards of what exists before the step."""
+    """Write the shards of a source."""
     for device in emitter.devices:
         for tensor in op.outputs:
             box = emitter.boxes[tensor.name][device]

@@ -155,7 +155,7 @@ def _returns(returned: tuple[str | None, ...], outputs: list[Tensor]) -> list[st
 
 
 def _scale(emitter: Emitter, op: Op, device: int, source: str, drawn: str, anchor: Anchor) -> None:
-    """Multiply an input with what was drawn."""
+    """Multiply an input by the draw."""
     tensor = op.outputs[0]
     output = local_tensor(tensor, f"{tensor.name}@{device}", emitter.boxes[tensor.name][device])
     args = [{"tensor": source}, {"tensor": drawn}]
@@ -165,7 +165,7 @@ def _scale(emitter: Emitter, op: Op, device: int, source: str, drawn: str, ancho
 
 
 def _overwrite(emitter: Emitter, op: Op, device: int, drawn: str, anchor: Anchor) -> None:
-    """Put what was drawn into the storage that the op changes."""
+    """Put the draw into the storage that the op changes."""
     (name,) = writes(op)
     target = f"{name}@{device}"
     tensor = op.outputs[0]

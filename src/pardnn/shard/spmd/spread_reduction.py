@@ -233,7 +233,7 @@ class _Addend(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    """A block that a device adds up: its op, what that makes, and of what."""
+    """A block that a device adds up: its op, its result, and its addends."""
 
     device: int
     block: Box | None
@@ -245,8 +245,9 @@ class _Sum(NamedTuple):
 def _grouped_addends(job: _Job, blocks: Sequence[Box | None]) -> dict[int, list[_Addend]]:
     """Return the addends of each device's block, after those of a group were added inside it.
 
-    From the innermost groups out: coordinates along the slow axes tell which group partial results
-    are of, and the owner's other ones who adds them there. Means have weights, and are not grouped.
+    They are added from the innermost groups outwards: coordinates along the slow axes give the
+    group of a partial result, and the owner's other coordinates the device that adds there. Means
+    have weights, and are not grouped.
     """
     emitter = job.emitter
     slow = [axis for axis in job.axes if axis < emitter.relay_axes and job.reducer != "mean"]
@@ -277,7 +278,7 @@ def _grouped_addends(job: _Job, blocks: Sequence[Box | None]) -> dict[int, list[
 
 
 def _member(job: _Job, device: int, group: Sequence[int]) -> int:
-    """Return the device of a group that lies in it as another one does in its own."""
+    """Return the device of a group at the position that another one has in its own group."""
     mesh = job.emitter.mesh
     at = list(mesh.coordinates(device))
     for axis, coordinate in zip(job.axes, group, strict=False):
@@ -289,7 +290,7 @@ def _member(job: _Job, device: int, group: Sequence[int]) -> int:
 
 
 def _partial_boxes(job: _Job) -> dict[tuple[int, ...], tuple[Box | None, ...]]:
-    """Return who holds what of each partial result, by its coordinates along the axes."""
+    """Return holders and boxes of each partial result, by its coordinates along the axes."""
     shape, mesh = job.computed.tensor.shape or (), job.emitter.mesh
     groups: dict[tuple[int, ...], list[Box | None]] = {}
     for device, result in enumerate(job.results):
@@ -302,7 +303,7 @@ def _partial_boxes(job: _Job) -> dict[tuple[int, ...], tuple[Box | None, ...]]:
 def _addends(
     job: _Job, boxes: tuple[Box | None, ...], block: Box | None, device: int
 ) -> list[_Addend]:
-    """Return one partial result of a block as a device adds it up; nothing if it has none of it."""
+    """Return a partial result of a block as an addend of a device; nothing if it is disjoint."""
     assert block is not None
     sources, _ = cover(block, boxes, nearest(job.emitter.mesh.shape, device))
     if not sources:

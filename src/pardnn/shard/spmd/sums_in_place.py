@@ -75,7 +75,7 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _fills(tensor: Tensor, size: int) -> bool:
-    """Whether a tensor is dense, and of so many bytes."""
+    """Whether a tensor is dense, with this many bytes."""
     shape = tensor.shape or ()
     strides = tensor.strides or contiguous_strides(shape)
     return tensor.bytes == size and is_one_run(shape, strides)

@@ -149,7 +149,7 @@ def partition_op(
 
 
 def _plain(value: Any, numbers: dict[str, int]) -> Any:
-    """Return an encoded argument as something with a hash, tensors by number."""
+    """Return an encoded argument as a hashable value, with tensors by number."""
     of = type(value)
     if of is dict:
         if len(value) == 1 and "tensor" in value:
@@ -223,7 +223,7 @@ def _whole(
 
 
 def _is_possible(found: Sequence[LocalOp], returned: Sequence[str | None]) -> bool:
-    """Whether every result is computed and can be combined by something that a plan can say."""
+    """Whether every result is computed and can be combined in a way that a plan can express."""
     for op in found:
         for name, result in zip(returned, op.results, strict=True):
             if name is None:

@@ -54,7 +54,7 @@ def _is_whole(emitter: Emitter, op: Op) -> bool:
 
 
 def _kept(emitter: Emitter, op: Op) -> Iterator[str]:
-    """Yield the tensors that an op must find where they are owned."""
+    """Yield the tensors that an op must use where they are owned."""
     changed = writes(op)
     viewed = {emitter.owners[tensor.name] for tensor in op.outputs} & emitter.written
     for name in op.inputs:

@@ -42,7 +42,7 @@ def check_value(value: object, bound: Set[str]) -> None:
 
 
 def _check_addends(value: Apply) -> None:
-    """Check that what is added once stands beside a sum: others are combined otherwise."""
+    """Check that a `Once` is beside a sum: other reductions combine differently."""
     if not any(isinstance(operand, Once) for operand in value.operands):
         return
     reducers = sorted({name for operand in value.operands for name in _reducers(operand)})

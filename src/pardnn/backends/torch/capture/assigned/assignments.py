@@ -357,7 +357,7 @@ def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedE
 
 
 def put_back(change: Changed) -> None:
-    """Restore the value of a place, and its position in the order."""
+    """Restore the value that a place held before."""
     slot = change.slot
     assert slot is not None
     if change.is_new:
