@@ -148,7 +148,7 @@ def _check_arguments(found: Callable[..., Any], name: str, function: str, given:
 
 
 def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a factory that raises where its own code would end the program, status and all."""
+    """Return a factory that raises if its own code would end the program, with the exit status."""
 
     @functools.wraps(factory)  # its parameters are looked at
     def guarded() -> Any:

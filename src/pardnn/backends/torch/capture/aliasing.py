@@ -95,7 +95,7 @@ class AliasTracker:
     # Which value a tensor is.
 
     def _marked(self, tensor: torch.Tensor) -> Value | None:
-        """Return the value that a tensor was last marked with, if it still is that."""
+        """Return the value with which a tensor was last marked, if it is still valid."""
         tracker, value = getattr(tensor, _MARK, (None, None))
         if tracker is not self or value is None or value.storage is None:
             return None
@@ -195,7 +195,7 @@ class AliasTracker:
         return value
 
     def _copy_constant(self, storage: Storage) -> None:
-        """Turn a constant that is changed in place into a clone of one that never is."""
+        """Turn a constant that is changed in place into a clone of one that never changes."""
         copy = storage.owner.call
         constant = Call("constant", arguments=copy.arguments, source=copy.source)
         constant.module = copy.module

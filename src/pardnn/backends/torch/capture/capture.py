@@ -214,7 +214,7 @@ class _Session:
             restore(self.original.contents)
 
     def _learn(self, error: OtherUse | PardnnError) -> None:
-        """Learn from an error how to trace the step otherwise; raise it where nothing is left."""
+        """Learn from an error how to trace the step differently; raise it if nothing is left."""
         try:
             if not self.traces.forms.learn(error):
                 self.traces.recorders.learn(error)
@@ -281,7 +281,7 @@ class _Session:
         """Return the selection to try after a trace has failed.
 
         Args:
-            error: Of the trace; raised again where nothing is left to try.
+            error: Of the trace; raised again if nothing is left to try.
             chosen: What it was made with.
             first: Trace of the first step.
         """

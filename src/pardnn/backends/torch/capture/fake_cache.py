@@ -217,9 +217,9 @@ def is_too_large_to_run(args: Sequence[Any]) -> bool:
 def _eager_error(
     func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
-    """Return what the kernel itself raises, whose words are not those of a fake one.
+    """Return the error of the real kernel, whose text differs from that of a fake one.
 
-    It is run on zeros; None where it raises nothing, or its arguments are many or only a run's.
+    It is run on zeros; None if it raises nothing, or its arguments are large or unknown.
     """
     leaves, spec = pytree.tree_flatten((list(args), kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]

@@ -73,7 +73,7 @@ def _same(now: Any, then: Any) -> bool:
 
 
 def _is_untouched(now: Any, then: Any) -> bool:
-    """Whether a container holds what it held before, at the speed of C; False also of odd ones.
+    """Whether a container is unchanged, compared in C; False also for unusual ones.
 
     Args:
         now: The container.

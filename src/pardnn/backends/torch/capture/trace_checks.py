@@ -56,7 +56,7 @@ def check_objects(objects: ObjectGraph, batch: Collection[int], *, trains: bool)
 
 
 def _check_given(name: str, tensor: torch.Tensor, *, trains: bool) -> None:
-    """Reject a tensor of the batch that is more than its numbers."""
+    """Reject a tensor of the batch that has more than its numbers."""
     kind = type(tensor)
     if not isinstance(tensor, FakeTensor) and kind not in (torch.Tensor, torch.nn.Parameter):
         raise given_tensor(

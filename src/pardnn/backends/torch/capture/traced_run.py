@@ -136,7 +136,7 @@ def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Let functions of `torch.compile` run as they are written; whole ones raise under a trace."""
+    """Run functions of `torch.compile` as written, since compiled ones raise under a trace."""
     is_there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_there else contextlib.nullcontext()
 
@@ -223,7 +223,7 @@ def run_noted(
 
 
 class _Before:
-    """What is noted of a step's objects before it runs, beside what they hold."""
+    """What is noted about a step's objects before it runs, besides their content."""
 
     def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
@@ -316,7 +316,7 @@ _NEEDS_FLAG = (
 
 
 def _is_of_zero_tangents(error: BaseException) -> bool:
-    """Whether torch's derivatives of functions stumble over tangents without memory."""
+    """Whether torch's derivatives of functions failed on tangents without memory."""
     if "meta" not in str(error):
         return False
     trace = error.__traceback__

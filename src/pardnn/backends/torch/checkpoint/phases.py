@@ -114,6 +114,6 @@ class Phases:
             raise world.report_failure(lost) from error
 
     def _progress(self, rank: int) -> int:
-        """Return how often a rank has told that it makes progress."""
+        """Return how often a rank has reported progress."""
         assert self._world.store is not None
         return self._world.store.add(f"{self._key}/progress/{rank}", 0)

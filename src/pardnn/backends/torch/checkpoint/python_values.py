@@ -244,7 +244,7 @@ def check_values(
 def _setting_of_another(
     saved: list[Any], own: list[dict[str, Any]], name: str, unread: Iterable[str]
 ) -> str | None:
-    """Return a setting that tells that a checkpoint is of another kind of optimizer.
+    """Return a setting which shows that a checkpoint is of another kind of optimizer.
 
     A version of torch may add some, and code of the user's set others later: then one side lacks
     some. States that no graph reads so far could be anyone's: none may differ.

@@ -370,7 +370,7 @@ class TrainingState:
         return Exchange(self._program, self._world, self._live)
 
     def _take(self, manifest: Manifest) -> None:
-        """Make room for what a checkpoint holds and no graph reads."""
+        """Make room for the state of a checkpoint that no graph reads."""
         if self._unread is not None:
             self._unread.take(manifest, *self._of_graph[:2])
             self._program, self._live = self._unread.beside(*self._of_graph)

@@ -128,7 +128,7 @@ def _fits(saved: SavedTensor, owner: StateOwner) -> bool:
 
 
 def _remove(source: Source) -> None:
-    """Let a state not exist."""
+    """Remove a state."""
     if source.parameter is not None:
         source.parameter.grad = None
     for slot in source.slots:

@@ -89,7 +89,7 @@ class Exchange:
     def _move(self, name: str, box: Box, part: torch.Tensor | None, *, gather: bool) -> None:
         """Move a box between rank 0, which has it in `part`, and the shards that share it.
 
-        Where several ranks hold a shard, one of them gives it and all are given it.
+        If several ranks hold a shard, one of them sends it and all receive it.
         """
         shards = self._program.state[name]
         if gather:

@@ -301,5 +301,5 @@ def _assigned(
 
 
 def _plain(value: Any) -> Any:
-    """Return nested sequences of whole numbers as tuples; nothing else prints as code does."""
+    """Return nested sequences of whole numbers as tuples, whose text is code."""
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else int(value)

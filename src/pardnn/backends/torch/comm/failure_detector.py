@@ -172,7 +172,7 @@ class FailureDetector:
         return error
 
     def _record_first(self, record: str) -> State | None:
-        """Write the record if there is none; return the one that stands."""
+        """Write the record if there is none; return the one in the store."""
         try:
             return json.loads(self._store.compare_set("failure", "", record))
         except (RuntimeError, ValueError):

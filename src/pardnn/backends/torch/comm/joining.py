@@ -151,7 +151,7 @@ def _initialise(backend: str, wait: timedelta, meeting: Path | None) -> None:
 
 
 def _none() -> None:
-    """Know of no failure: nobody can tell one yet."""
+    """Return no failure: none can be reported yet."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ class PendingLoss(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Wait for all that are read, and go on with plain tensors."""
+        """Wait for all that are read, and continue with plain tensors."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _WITHOUT_DATA:

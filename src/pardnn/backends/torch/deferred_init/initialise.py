@@ -60,8 +60,8 @@ def _host_randomness_restored_on_error() -> Iterator[None]:
 def _copies_share_the_mode() -> Iterator[None]:
     """Let `copy.deepcopy` of a fake tensor, which copies attributes, keep the same fake mode.
 
-    Nor is `constant` copied, the value of a fake tensor that is known: it is a real tensor, of
-    which no copy can be made here.
+    `constant`, the known value of a fake tensor, is not copied either: it is a real tensor, which
+    cannot be copied here.
     """
 
     def copied(tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:

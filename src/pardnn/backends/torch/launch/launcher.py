@@ -159,7 +159,7 @@ def run_plan(
 
 @contextlib.contextmanager
 def _told_as_file_error() -> Iterator[None]:
-    """Raise E405 where the run's folder cannot be made or written, or no process be started."""
+    """Raise E405 if the run's folder cannot be made or written, or no process can be started."""
     try:
         yield
     except OSError as error:

@@ -107,7 +107,7 @@ def _close(ranks: PContext) -> None:
 
 
 def _heed(directory: Path) -> None:
-    """Let the ranks heed SIGTERM and SIGINT; a second one interrupts."""
+    """Let the ranks handle SIGTERM and SIGINT; a second one interrupts."""
     marker = directory / SIGNAL_FILE
 
     def heed(number: int, _frame: FrameType | None) -> None:
@@ -149,9 +149,9 @@ def _quiet_launcher(job: Job) -> Iterator[None]:
 def _none_left(directory: Path, job: Job) -> Iterator[None]:
     """Kill what still runs `SHUTDOWN_S` after the first rank has written an error.
 
-    One that is stopped (SIGSTOP) then is killed at once. Before, it may hold the lock of the
-    store's file, so that no other can even say that it waits: it is given the timeout of a message
-    and as long again as ranks have to end.
+    A process that is stopped (SIGSTOP) is then killed at once. Before that, it may hold the lock of
+    the store's file, so that no other can even report that it waits: it gets the timeout of a
+    message, plus the time that ranks have to end.
     """
     done, num_ranks = threading.Event(), len(job.limits)
 

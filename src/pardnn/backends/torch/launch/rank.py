@@ -150,7 +150,7 @@ def _left_state(directory: Path, state: TrainingState) -> list[str]:
 
 
 def _end_together(world: World) -> None:
-    """Wait for the other ranks: one that does not end is named, as one that does not train."""
+    """Wait for the other ranks: one that does not end is named, like one that does not train."""
     if world.store is not None:
         try:
             world.all_gather("end", None, "to end")
@@ -159,7 +159,7 @@ def _end_together(world: World) -> None:
 
 
 def _stop_signal(directory: Path, job: Job, world: World) -> StopSignal | None:
-    """Heed signals from here on, those of the launcher too, if the job says so."""
+    """Handle signals from here on, including those of the launcher, if the job says so."""
     if job.on_signal is None:
         return None
     signal.set_wakeup_fd(-1)  # a signal does not end this process any more: see `worker`

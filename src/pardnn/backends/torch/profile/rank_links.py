@@ -234,7 +234,7 @@ def _known(world: World, folder: Path | None) -> dict[int, float] | None:
 
 
 def _keep(world: World, folder: Path | None, found: Mapping[Pair, Mapping[int, float]]) -> None:
-    """Keep what one pair took, in the middle of all."""
+    """Cache the times of the median pair."""
     rows = sorted(found.values(), key=lambda row: row[max(row)])
     middle = rows[len(rows) // 2]
     entries = {f"{_SIGNATURE}{size}": Entry(seconds=each) for size, each in middle.items()}

@@ -161,7 +161,7 @@ class HostNumbers:
         self._watch_holders(self._filled, objects)
 
     def _watch_holders(self, slots: Mapping[str, Slot], objects: ObjectGraph) -> None:
-        """Watch that the lists and dictionaries stay in which places are."""
+        """Watch whether lists and dictionaries with places are replaced."""
         found = containers(objects.contents)
         for name in slots:
             holder = slots[name].holder

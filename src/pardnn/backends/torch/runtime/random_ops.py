@@ -102,7 +102,7 @@ def random_stream(
 
 
 def _copied(name: str) -> Iterator[str]:
-    """Yield of what a name may be a copy: "h@2@1", on a device, of the piece "h@2" of "h"."""
+    """Yield the names that a name may copy: "h@2@1", on a device, the piece "h@2" of "h"."""
     while "@" in name:
         name = name.rpartition("@")[0]
         yield name

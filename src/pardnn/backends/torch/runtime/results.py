@@ -277,5 +277,5 @@ def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
 
 
 def _is_whole(value: torch.Tensor, spec: MessageSpec) -> bool:
-    """Whether a message's bytes are those of the tensor: none lies in a gap, which is not ours."""
+    """Whether all bytes of a message are the tensor's: those in gaps would be the caller's."""
     return value.stride() == spec.strides and spec.bytes == value.numel() * value.itemsize

@@ -262,7 +262,7 @@ def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _beside_items(entry: Entry) -> Iterator[Entry]:
-    """Yield the dictionary of attributes that a container of a class of one's own may have."""
+    """Yield the dictionary of attributes that a container of a user's class may have."""
     value = entry.value
     package = type(value).__module__.partition(".")[0]
     is_own = package not in ("builtins", "collections", "pardnn")  # lists that record are of pardnn

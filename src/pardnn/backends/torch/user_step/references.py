@@ -138,9 +138,9 @@ def _sets(code: types.CodeType) -> bool:
 
 
 def _check_claim(value: Any, name: str) -> None:
-    """Reject a value that says it is of a class whose content a walk reads, and has none.
+    """Reject a value that claims a class whose content a walk reads, but has no such content.
 
-    As `Mock(spec=dict)` does. What wraps such a value passes on what it is asked.
+    `Mock(spec=dict)` is an example. A wrapper of such a value passes on what it is asked.
 
     Args:
         value: Any object.

@@ -274,7 +274,7 @@ class _Search:
 def _is_open(function: types.FunctionType, mentioned: frozenset[str]) -> bool:
     """Whether a user's function may read attributes by names that it computes, to decide by them.
 
-    A text that an object makes of itself, as meters do of their `__dict__`, is to be read.
+    A text that an object makes of itself, as meters do of their `__dict__`, is for people.
     """
     if function.__name__ in _TEXTS:
         return False

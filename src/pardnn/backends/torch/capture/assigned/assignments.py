@@ -207,7 +207,7 @@ class Assignments:
     def _does_the_same(
         self, plain: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
     ) -> bool:
-        """Whether a step that begins with the plain values which another one has left is the same.
+        """Whether a step is the same if it begins with the plain values that another one has left.
 
         It need not assign them again.
         """
@@ -306,7 +306,7 @@ def note_assigned(
 
 
 def _without_twins(assigned: Mapping[str, Assigned]) -> Iterator[tuple[str, Any]]:
-    """Yield name and content; an object that two places hold is told once."""
+    """Yield name and content; an object that two places hold appears once."""
     seen: dict[int, Reference | None] = {}
     for name, each in assigned.items():
         now = each.change.now
@@ -324,7 +324,7 @@ def _is_plain(each: Assigned) -> bool:
 
 
 def _is_resized(name: str, change: Changed, kept: Collection[str]) -> bool:
-    """Whether a list has other items than before, and has not only got tensors that are kept.
+    """Whether a list has other items than before, apart from kept tensors added to it.
 
     Those that each step fills are as they were.
     """
@@ -340,7 +340,7 @@ def _begins_with(name: str, kept: Collection[str]) -> bool:
 
 
 def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedError | None:
-    """Return E804 where each step would read a place and fill it anew: each call would be captured.
+    """Return E804 if each step reads a place and fills it anew: each call would be captured.
 
     Args:
         left: What the steps leave in them, and read.
@@ -367,13 +367,13 @@ def put_back(change: Changed) -> None:
 
 
 def _is_same_number(each: Assigned) -> bool:
-    """Whether a number was given that may have been the one that was there in the first trace."""
+    """Whether a number was assigned that may equal the old one of the first trace."""
     then = isinstance(each.change.then, int | float)
     return then and isinstance(each.content, Leaf) and node_of(each.content.value) is not None
 
 
 def _do_again(each: Assigned) -> None:
-    """Let a place hold what the first step has left there."""
+    """Set a place to what the first step has left there."""
     slot = each.change.slot
     assert slot is not None
     if each.content == GONE:

@@ -139,7 +139,7 @@ def _made(value: Any, places: Places, depth: int) -> Content | None:
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object that are all there is to it; None if there is more."""
+    """Return the attributes of an object if it has no other content; otherwise None."""
     kind = type(value)
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)

@@ -119,7 +119,7 @@ def assigned_values(
 
 
 def _assigned(name: str, change: Changed, places: Places, written: Stores) -> Assigned | None:
-    """Return what was left in a place; None where a library keeps what is its own business."""
+    """Return what was left in a place; None for internal state of a library."""
     assert change.slot is not None
     content = GONE if is_gone(change) else content_of(change.now, places)
     reference = places.index.reference(change.slot)
@@ -147,8 +147,9 @@ def _without_installed_hooks(
 ) -> dict[str, Changed]:
     """Return changes without the hooks that a library installs at its first call, and their flags.
 
-    As in transformers, which notes in an attribute that its hooks are there. Both stay for the
-    traces that follow, as for all eager calls; put back alone, the flag would install them again.
+    An example is transformers, which records in an attribute that its hooks are installed. Both
+    stay for the next traces, as for all eager calls; if only the flag were restored, the hooks
+    would be installed again.
     """
     tables = _module_tables(objects, _HOOKS)
     hooks = {name for name, each in found.items() if each.slot and id(each.slot.holder) in tables}
@@ -160,7 +161,7 @@ def _without_installed_hooks(
 
 
 def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bool:
-    """Whether a tensor was put in a new attribute of an optimizer, which is none of its states.
+    """Whether a tensor was put into a new attribute of an optimizer, which is not a state.
 
     Raises:
         UnsupportedError: E804, if it was put under a new key of a group.
@@ -181,7 +182,7 @@ def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:
 
 
 def _is_source(change: Changed, tracer: Tracer, read: Collection[Storage | None]) -> bool:
-    """Whether a new tensor becomes the content of the one that was there; see `source_updates`."""
+    """Whether a new tensor becomes the content of the old one; see `source_updates`."""
     if isinstance(change.then, tuple) and isinstance(change.now, tuple):
         parts = zip(change.then, change.now, strict=False)
         changed = [change._replace(then=a, now=b) for a, b in parts if a is not b]

@@ -63,7 +63,7 @@ def _is_silent(kind: type) -> bool:
 
 
 def _new_of(kind: type) -> Any:
-    """Return what makes an object of a class and runs no code of it: `__new__` may set items."""
+    """Return a constructor that runs no code of a class, since its `__new__` may set items."""
     news = (each.__dict__.get("__new__") for each in kind.__mro__)
     return next(new for new in news if isinstance(new, types.BuiltinFunctionType))
 

@@ -202,7 +202,7 @@ def _checked(
 
 
 def _not_local(function: ast.FunctionDef) -> set[str]:
-    """Return the names that a function declares as those of others."""
+    """Return the names that a function declares as global or nonlocal."""
     nodes = ast.walk(function)
     return {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
 
@@ -213,10 +213,10 @@ def is_conjunction(test: ast.expr) -> bool:
 
 
 def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -> bool:
-    """Note how each part of a condition comes out where the whole is `wanted`.
+    """Note the outcome of each part of a condition if the whole is `wanted`.
 
     Returns:
-        False, if there is more than one way for it to come out so.
+        False, if there is more than one way to this outcome.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _conjunction(test.operand, not wanted, outcomes)

@@ -126,7 +126,7 @@ class Choices:
     def _enter(
         self, frame: Any, region: Region, node: HostNode, outcome: bool, is_part: bool
     ) -> None:
-        """Open a choice, or that of which the condition's first part was asked before."""
+        """Open a choice, or continue the one whose condition has been evaluated in part."""
         tracer = self._tracer
         self._forms.forget()
         skips = self._condition(node)
@@ -160,7 +160,7 @@ class Choices:
         return {name: held[name] for name in sorted(region.names) if name in held}
 
     def _trace_line(self, frame: Any, event: str, _given: Any) -> Any:
-        """Look at each line of a frame that asked whether the code has ended."""
+        """Check at each line of the asking frame whether the code has ended."""
         mine = [choice for choice in self._open if choice.frame is frame]
         for choice in mine if event != "return" else ():  # an exception that leaves returns, too
             choice.is_left = event == "exception"
@@ -175,7 +175,7 @@ class Choices:
         return self._trace_line
 
     def _condition(self, node: HostNode) -> torch.Tensor:
-        """Return a condition as a boolean tensor of no dimensions and of its own."""
+        """Return a condition as a new boolean tensor without dimensions."""
         tracer = self._tracer
         if node.tensor is not None:
             found = record(tracer, "ne.Scalar", node.tensor, 0)
@@ -188,7 +188,7 @@ class Choices:
         return record(tracer, "scalar_tensor", symbol(truth), dtype=torch.bool)
 
     def _settle(self, frame: types.FrameType | None = None) -> None:
-        """Begin to keep what is written where code begins, and end where it ends.
+        """Begin to keep written content when code begins, and stop when it ends.
 
         Args:
             frame: The one that is about to run another line; None at any other time.
@@ -292,10 +292,10 @@ class Choices:
     def _turn(
         self, choice: OpenChoice, other: tuple[Position, Position], now: dict[str, Any]
     ) -> None:
-        """Go to the other way of a condition whose first way has run.
+        """Run the other branch of a condition whose first branch has run.
 
         Args:
-            choice: The first way.
+            choice: The first branch.
             other: Begin and end of the other.
             now: Local variables after the first.
         """
@@ -312,7 +312,7 @@ class Choices:
             raise unsupported.choice(choice.line, "cannot be left for its other way") from error
 
     def _choose_numbers(self, choice: OpenChoice, changed: Iterable[Changed]) -> None:
-        """Let numbers that the code has changed be chosen between what they were and are."""
+        """Select numbers that the code has changed from their old and new values."""
         skips = None
         for change in changed:
             if skips is None:
@@ -321,7 +321,7 @@ class Choices:
             change.slot.set(choose(skips, change.then, change.now))
 
     def _choose_tensors(self, choice: OpenChoice, rebound: Mapping[str, Changed]) -> None:
-        """Let tensors that the code has put in place of others be chosen between both."""
+        """Select tensors that the code has rebound from the old and the new one."""
         for name, change in rebound.items():
             found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
             if found is None:

@@ -11,7 +11,7 @@ from pardnn.backends.torch.user_step.object_graph import PLAIN
 
 
 class _NotChosenError(Exception):
-    """Two values are of kinds between which nothing chooses."""
+    """Two values have kinds that cannot be selected from."""
 
 
 def chosen_locals(
@@ -58,7 +58,7 @@ def _chosen(old: Any, new: Any, either: Callable[[Any, Any], Any]) -> Any:
 
 
 def _binds(name: str) -> str:
-    """Return what binds a name, in the words of who wrote the function; see `normal_form`."""
+    """Return what binds a name, as written in the original function; see `normal_form`."""
     if name == VALUE:
         return "returns"
     return "gives a ternary" if name.startswith(CHOSEN) else f"gives {name!r}"

@@ -21,7 +21,7 @@ Names = frozenset[str]
 
 
 class _Exits(NamedTuple):
-    """What is live where a loop is left, and where it goes on."""
+    """The names that are live where a loop is left, and where it continues."""
 
     left: Names = frozenset()
     again: Names = frozenset()
@@ -40,7 +40,7 @@ def live_after(function: ast.FunctionDef, statement: ast.stmt) -> Names:
 
 
 def _always(function: ast.FunctionDef) -> Names:
-    """Return the names that code reads which runs at no certain time."""
+    """Return the names read by code that runs at an unknown time."""
     inner = (n for n in ast.walk(function) if isinstance(n, _INNER) and n is not function)
     found = frozenset().union(*(_loads(each) for each in inner))
     is_shown = not _SHOWN_BY.isdisjoint(_loads(function))
@@ -103,7 +103,7 @@ class _Liveness:
             again |= before
 
     def _unclear(self, statement: ast.AST, live: Names, exits: _Exits) -> Names:
-        """Return what is live before a statement that may go from anywhere in it to anywhere."""
+        """Return what is live before a statement with arbitrary jumps inside."""
         everything = live | exits.left | exits.again | _loads(statement)
         self._add_inside(statement, everything)
         return everything

@@ -100,7 +100,7 @@ def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position])
 
 
 def _give_lines(block: Sequence[ast.stmt], lines: Iterator[int]) -> None:
-    """Move each statement to a line of its own, later ones to later lines."""
+    """Give each statement its own line number, in increasing order."""
     for statement in block:
         blocks = [getattr(statement, name, None) or [] for name in _BLOCKS]
         inside = {id(x) for each in blocks for part in each for x in ast.walk(part)}
@@ -249,7 +249,7 @@ def _unless(flag: str, block: list[ast.stmt]) -> ast.stmt:
 
 
 def _ended(flag: str, place: ast.stmt) -> ast.stmt:
-    """Return what leaves a loop that has ended, whatever the data."""
+    """Return the statement that leaves a loop that has certainly ended."""
     made = ast.parse(f"if isinstance({flag}, int) and {flag}:\n    break").body[0]
     return _moved(made, place)
 
@@ -275,7 +275,7 @@ def _decided(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
 
 
 def _lift_ternary(function: ast.FunctionDef, at: Position, names: Iterator[str]) -> bool:
-    """Let an `if` statement before its own take the place of a ternary; return if there is one."""
+    """Replace a ternary by an `if` before its statement; return whether there is one."""
     for block, index, _ in blocks_of(function):
         statement = block[index]
         for field, found in _evaluated(statement):
@@ -323,7 +323,7 @@ def _ternary_at(node: ast.AST, at: Position) -> ast.IfExp | None:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether to evaluate it earlier or later makes no difference."""
+    """Whether it can be evaluated earlier or later without a difference."""
     kinds = ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp
     kinds += ast.operator, ast.unaryop
     return all(isinstance(each, (*kinds, ast.expr_context)) for each in ast.walk(node))

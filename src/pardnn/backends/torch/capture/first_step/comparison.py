@@ -101,7 +101,7 @@ def first_difference(
 
 
 def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:
-    """Return what the first step alone leaves in optimizer state: a flag, a constant, a text.
+    """Return what only the first step leaves in optimizer state: a flag, a constant, a text.
 
     No graph of the steps that repeat would leave them, and one that is captured later, for another
     shape of the batch, say, would begin as the first did. Flags elsewhere say that hooks or caches
@@ -113,7 +113,7 @@ def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]
 
 
 def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:
-    """Yield what a step returns, tells and leaves besides tensors of sources, by a name for it."""
+    """Yield by name what a step returns, outputs and leaves, apart from tensors of sources."""
     yield "result", _with_numbers(structured(trace.result, None, numbered.of, trace.held))
     yield "generator", numbered.generator
     told = [each for each in trace.effects.noted if not {"call", "no_nan"} & each.keys()]
@@ -127,7 +127,7 @@ def _counted(first: StepTrace, trace: StepTrace) -> set[str]:
 
 
 def _filled_at_first(first: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
-    """Return the numbers that the first step puts into each container, where they can be told."""
+    """Return the numbers that the first step puts into each container, if they are known."""
     found: dict[str, set[str]] = {}
     for name, added in first.filled.items():
         leaves = set() if added is None else _leaves(added, numbered)
@@ -166,7 +166,7 @@ def _filled(
 
 
 def _told_leaves(content: Any, numbered: NumberedTrace) -> set[str]:
-    """Return the numbers of what effects tell; texts may hold marks of numbers."""
+    """Return the numbers in effects; texts may hold marks of numbers."""
     if isinstance(content, list):
         return {leaf for item in content for leaf in _told_leaves(item, numbered)}
     ((kind, held),) = content.items()

@@ -231,7 +231,7 @@ def origin(values: Sequence[Value], calls: Iterable[Call]) -> str:
 
 
 class _Caches:
-    """The caches of `functools`, looked for only where there may be others than are known.
+    """The caches of `functools`, searched only if there may be unknown ones.
 
     Each holds a reference to its type, so that a new one shows in how many the type has. A look at
     all objects takes 20 ms where transformers is imported, and each capture would take two.
@@ -282,7 +282,7 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
 
 
 def _may_hold_fakes(held: list[Any]) -> bool:
-    """Whether types alone leave open that a fake tensor is among values, or in them as a tree.
+    """Whether a fake tensor may be among values or inside them, judging by types alone.
 
     Each level takes a few calls in C, while a tree of ten thousand leaves takes 10 ms.
     """

@@ -161,7 +161,7 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
 
 
 def _is_made(change: Changed, is_tensor: bool) -> bool:
-    """Whether a place was not there before, or had None for a tensor: `register_buffer(n, None)`.
+    """Whether a place is new, or had None for a tensor: `register_buffer(n, None)`.
 
     Args:
         change: Of the place.

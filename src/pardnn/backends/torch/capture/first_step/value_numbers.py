@@ -258,7 +258,7 @@ class NumberedTrace:
             self._set(value, self._numbering.of_output(number, i, self._alike(call, i)))
 
     def _alike(self, call: Call, index: int) -> int:
-        """Return the first output of a call that lies where another one does."""
+        """Return the first output of a call in the same memory as another one."""
         storages = [value.storage for value in call.outputs]
         return index if call.mutated else storages.index(storages[index])
 

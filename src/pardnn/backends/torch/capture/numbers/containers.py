@@ -121,14 +121,14 @@ def alike(name: str, filled: Iterable[str]) -> set[str]:
 
 
 def _is_same(stood_for: Mapping[int, torch.Tensor], now: Any, then: Any) -> bool:
-    """Whether an item is what it was, or a placeholder of that."""
+    """Whether an item is unchanged, or a placeholder for the old one."""
     if isinstance(now, tuple) and isinstance(then, tuple) and len(now) == len(then):
         return all(_is_same(stood_for, a, b) for a, b in zip(now, then, strict=True))
     return now is then or (id(now) in stood_for and stood_for[id(now)] is then)
 
 
 def _is_filled(holder: Any, content: Any, is_same: IsSame) -> bool:
-    """Whether a container has got items, and these are what can be told after a step."""
+    """Whether a container has new items, all of which can be added after a step."""
     if isinstance(holder, dict):
         if not content.keys() <= holder.keys():
             return False
@@ -325,7 +325,7 @@ def _get_default(self: Any, key: Any) -> Any:
 
 
 class _Reopened:
-    """Of a recorder that was cleared: it holds what it notes, and can be read."""
+    """Mixin of a cleared recorder: it holds what it notes, and can be read."""
 
 
 def _clear(self: Any) -> None:

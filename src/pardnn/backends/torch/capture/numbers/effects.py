@@ -68,7 +68,7 @@ class Effects:
         return self._tracer.scalars.hints
 
     def _note(self, kind: str, content: list[Any]) -> None:
-        """Note an effect; one that follows code under a condition is none of that code."""
+        """Note an effect; one after code under a condition does not belong to that code."""
         if self._tracer.before_call is not None:
             self._tracer.before_call()
         self.noted.append({kind: content})
@@ -107,7 +107,7 @@ class Effects:
             raise unsupported.text_of_a_number(*self.texts.untold)
 
     def _is_own(self, value: Any, objects: ObjectGraph) -> bool:
-        """Whether a value can be told, and no later step changes it."""
+        """Whether a value can be output, and no later step changes it."""
         if isinstance(value, torch.Tensor):
             storage = self._tracer.aliases.fresh_value(value).storage
             return storage is None or not storage.source
@@ -190,7 +190,7 @@ class Effects:
         return True
 
     def _again(self, way: FailingWay) -> dict[Value, Value]:
-        """Record the numbers again that a trial has told; return values by those of the trial."""
+        """Record again the numbers in a trial's effects; return values by those of the trial."""
         tracer, values = self._tracer, {}
         if way.has_numbers:
             values = values_before(tracer.calls, way.calls[: way.start])

@@ -127,7 +127,7 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
 
 
 class _Noted:
-    """Notes looks of one thread; whose they are takes looks at files, too, which are not noted."""
+    """Notes looks of one thread; finding the caller looks at files, too, which is not noted."""
 
     def __init__(self, found: list[Look], line: Callable[[], str | None]) -> None:
         self._found, self._line, self._is_noting = found, line, False
@@ -204,7 +204,7 @@ def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterato
 
 
 def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
-    """Yield what tells the time, by module and name, and what tells it `by_s` seconds later."""
+    """Yield clocks, by module and name, with replacements that are `by_s` seconds later."""
     is_asked = _asked_by_user()
     for name in filter(functools.partial(hasattr, time), _CLOCKS):  # not each system has all
         yield time, name, _later(getattr(time, name), by_s, is_asked)
@@ -216,7 +216,7 @@ def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
 
 
 def _asked_by_user() -> Callable[[], bool]:
-    """Return what tells whether the caller of its caller is the user's code, in this thread."""
+    """Return a function that says whether the caller of its caller is the user's code."""
     thread = threading.get_ident()
 
     def is_asked() -> bool:

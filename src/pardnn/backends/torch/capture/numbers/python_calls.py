@@ -108,7 +108,7 @@ def class_of(value: Any) -> type:
 
 
 class _Asked(type):
-    """The class of what stands for `type` in the user's code."""
+    """The class of the replacement of `type` in the user's code."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the class of a value as an eager step sees it; with more arguments, a new one."""
@@ -124,7 +124,7 @@ class _Asked(type):
 
 
 class _Type(metaclass=_Asked):
-    """What stands for `type`."""
+    """The replacement of `type`."""
 
 
 def _is_of_torch() -> bool:
@@ -188,7 +188,7 @@ def _with_a_float(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hash(number: torch.SymInt) -> int:
-    """Let a number be looked up in a set or a dictionary: which one it is, is guarded.
+    """Let a number be looked up in a set or a dictionary: its value is guarded.
 
     Raises:
         TypeError: It would become a key: of a dictionary, or of a function's cache.
@@ -216,7 +216,7 @@ def _looks_up(code: types.CodeType, at: int) -> bool:
 
 
 def _reduced(number: Any, protocol: Any) -> Any:
-    """Let a number be pickled: which one it is, is guarded. A copy of it is itself."""
+    """Let a number be pickled: its value is guarded. A copy of it is itself."""
     node, caller = node_of(number), sys._getframe(1).f_globals.get("__name__")
     if node is None or caller == "copy":
         return object.__reduce_ex__(number, protocol)

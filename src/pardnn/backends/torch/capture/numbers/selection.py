@@ -294,7 +294,7 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
 def _overwritten(trace: StepTrace) -> dict[str, Changed]:
     """Return the settings of optimizers, such as `group["lr"]`, that a step sets and never reads.
 
-    This graph does not see what the last step left there. Another one of the step may, and people.
+    This graph does not see what the last step left there, but another graph or a person may.
     """
     return {
         name: change
@@ -355,7 +355,7 @@ def _guesses(left: Any, then: Any) -> list[Any]:
 
 
 def _check_keys(trace: StepTrace, created: Iterable[str]) -> None:
-    """Reject numbers that the first step creates in places which no name tells.
+    """Reject numbers that the first step creates in places without a name.
 
     Raises:
         UnsupportedError: E804.

@@ -144,7 +144,7 @@ def _constant(value: Any, *, has_own: bool) -> Any:
 
 
 class _ClassOf:
-    """What tells the class of a value as an eager step sees it: `_CLASS_OF >> value`."""
+    """Returns the class of a value as an eager step sees it: `_CLASS_OF >> value`."""
 
     def __rshift__(self, value: Any) -> Any:
         """Return a value's `__class__`."""
@@ -249,7 +249,7 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
 
 
 def _users_stack(text: str) -> str:
-    """Return a stack of calls without those of libraries, which capture makes others of."""
+    """Return a stack of calls without those of libraries, which differ under capture."""
     title, *calls = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
     return title + "".join(each for each in calls if not is_library_file(each.split('"')[1]))
 

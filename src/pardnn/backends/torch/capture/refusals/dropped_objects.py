@@ -54,7 +54,7 @@ class Dropped:
 
 
 def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the ids of objects, with their kinds and what tells of their end."""
+    """Yield the ids of objects, with their kinds and what makes their deletion visible."""
     seen = objects.seen.values()
     may_ask = any(isinstance(x, types.FunctionType) and _names_weak(x) for x in seen)
     ends: dict[type, str | None] = {}
@@ -79,7 +79,7 @@ def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _told_by(kind: type, *, may_ask: bool) -> str | None:
-    """Return what tells of the end of a class's objects; None where nothing does."""
+    """Return what makes the deletion of a class's objects visible; None if nothing does."""
     if _is_users(inspect.getattr_static(kind, "__del__", None)):
         return "__del__"
     is_asked = may_ask and kind.__weakrefoffset__ and is_users_code(kind)

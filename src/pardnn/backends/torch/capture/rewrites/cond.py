@@ -32,7 +32,7 @@ _WRITES = frozenset({
 
 
 class _Gate(torch.autograd.Function):
-    """A tensor twice, once for each way."""
+    """A tensor twice, once for each branch."""
 
     @staticmethod
     def forward(ctx: Any, pred: torch.Tensor, value: torch.Tensor) -> Any:
@@ -132,7 +132,7 @@ def _is_write(name: str) -> bool:
 
 
 def _does_more(call: Call) -> bool:
-    """Whether a call would do what only one of the ways does in eager code."""
+    """Whether a call would have an effect that eager code has in only one of the branches."""
     return bool(call.random or call.mutated)
 
 

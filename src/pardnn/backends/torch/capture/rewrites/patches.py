@@ -151,7 +151,7 @@ def _converted(_tracer: Tracer, real: Any, old: torch.Tensor, new: torch.Tensor)
 
 
 def _is_fake(tracer: Tracer, _real: Any, tensor: Any) -> bool:
-    """Return whether nobody can know what a tensor holds before a step runs."""
+    """Return whether the content of a tensor is unknown before a step runs."""
     if not isinstance(tensor, FakeTensor):
         return False
     return not depends_on_constants(tracer.aliases.fresh_value(tensor))
@@ -185,7 +185,7 @@ def _float(_tracer: Tracer, _real: Any, number: Any) -> Any:
 
 
 def _limit(tracer: Tracer, real: Any, limit: Any) -> Any:
-    """Return `float(limit)`; what it is made of may be read, as the update waits for it anyway."""
+    """Return `float(limit)`; its inputs may be read, since the update waits for them anyway."""
     found = _float(tracer, real, limit)
     if (node := node_of(found)) is not None:
         tracer.permitted_reads.update(reads(node))

@@ -229,7 +229,7 @@ def _numbered(item: Any) -> Any:
 
 
 def _size(item: slice) -> int | None:
-    """Return how long a slice is whatever its first position is; None where that depends on it."""
+    """Return the length of a slice if it does not depend on its first position; else None."""
     begin, end = node_of(item.start), node_of(item.stop)
     if begin is None or end is None or item.step not in (None, 1):
         return None
@@ -271,7 +271,7 @@ def _index(tracer: Tracer, place: _Place) -> torch.Tensor:
 
 
 def _laid_out(copy: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return a copy with the strides of the view for which it stands: sums go by them."""
+    """Return a copy with the strides of the view that it replaces, on which sums depend."""
     pairs = zip(copy.stride(), strides, copy.shape, strict=True)
     if all(one == other or size == 1 for one, other, size in pairs):
         return copy

@@ -45,7 +45,7 @@ HOLDERS = collections.ChainMap | collections.UserDict | collections.UserList
 
 
 class _Keys(list[Any]):
-    """The keys of a dictionary in their order; new ones are no news, unless what they hold is."""
+    """The keys of a dictionary in their order; new keys alone do not count, only their values."""
 
     def agree_with(self, others: _Keys) -> bool:
         """Return whether the keys of both are in the same order."""

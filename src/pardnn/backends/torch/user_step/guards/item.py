@@ -134,7 +134,7 @@ class ItemGuard:
         return found
 
     def _renew(self, items: Mapping[Any, Any]) -> None:
-        """Hold the present objects of equal plain values, so that the next check finds them."""
+        """Hold the current objects of equal plain values, so that the next check finds them."""
         self.order = list(items) if self.order else []
         self.then = tuple(
             items[key] if isinstance(then, VALUES) else then
