@@ -321,9 +321,12 @@ class Binding:
         """
         if len(batch) != len(self._batch):
             names = ", ".join(self._names[i] for i in self._batch) or "none"
+            count = len(self._batch)
             raise MismatchError(
-                f"the step takes {len(self._batch)} arguments besides models and optimizers "
-                f"({names}); {len(batch)} were given",
+                f"the step takes {count} argument{'s' * (count != 1)} besides models and "
+                f"optimizers ({names}); {len(batch)} were given.\n"
+                "Pass those that `parallelize` was given, in this order, without the models and "
+                "optimizers.",
                 code="E505",
             )
         if not self._has_run:
