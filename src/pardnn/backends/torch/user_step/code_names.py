@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,27 @@ def is_library_file(filename: str) -> bool:
     return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
 
 
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function belongs to Python, an installed package, or pardnn itself."""
+    return _is_library_code(function.__code__, function.__globals__)
+
+
+def is_library_frame(frame: types.FrameType) -> bool:
+    """Whether what runs in a frame belongs to Python, an installed package, or pardnn itself."""
+    return _is_library_code(frame.f_code, frame.f_globals)
+
+
+def _is_library_code(code: types.CodeType, space: Mapping[str, Any]) -> bool:
+    """Whether code is a library's; that of a text which `exec` ran is whose names it uses.
+
+    A dataclass makes its methods of text, too: within a function that is none of these names.
+    """
+    if not is_library_file(code.co_filename):
+        return False
+    is_run = code.co_filename == "<string>" and code.co_qualname.partition(".")[0] in space
+    return not is_run or is_library_file(space.get("__file__") or "")
+
+
 def is_typed(filename: str) -> bool:
     """Whether this is what code is named after that was typed at a prompt, or given by `-c`.
 
@@ -180,7 +201,7 @@ def is_users_code(value: Any) -> bool:
 def users_line() -> str:
     """Return " (file.py:12)": where the main thread is in the user's own code."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and is_library_file(frame.f_code.co_filename):
+    while frame is not None and is_library_frame(frame):
         frame = frame.f_back
     if frame is None:
         return ""

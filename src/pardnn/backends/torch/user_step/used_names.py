@@ -36,7 +36,7 @@ from pardnn.backends.torch.user_step.code_names import (
     given_to,
     globals_named,
     held_by,
-    is_library_file,
+    is_library_function,
     is_library_module,
     lays_out_texts,
     names_in_fields,
@@ -251,7 +251,7 @@ class _Search:
                     stack += vars(value).values()
 
     def _read(self, function: types.FunctionType) -> None:
-        is_users = not is_library_file(function.__code__.co_filename)
+        is_users = not is_library_function(function)
         for value in held_by(function):
             self._follow(value, is_users=is_users)
         mentioned = _mentioned(function.__code__)
@@ -287,7 +287,7 @@ class _UsersSearch(_Search):
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach, if it is the user's."""
         function = None if isinstance(value, property) else function_of(value)
-        if function is None or not is_library_file(function.__code__.co_filename):
+        if function is None or not is_library_function(function):
             super().add_value(value)
         elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
             self._functions[id(function)] = function
@@ -316,8 +316,7 @@ def _is_of_library(kind: type) -> bool:
         return False
     functions = [found for value in vars(kind).values() if (found := function_of(value))]
     wrapped = map(inspect.unwrap, functions)  # some wrap what is written in C
-    codes = (x.__code__ for x in wrapped if isinstance(x, types.FunctionType))
-    return all(is_library_file(code.co_filename) for code in codes)
+    return all(is_library_function(x) for x in wrapped if isinstance(x, types.FunctionType))
 
 
 def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:
@@ -352,7 +351,7 @@ def _is_users_helper(value: Any) -> bool:
     """Whether methods of the user's run where a value is called, or found in a class."""
     found = (getattr(type(value), name, None) for name in ("__call__", "__get__"))
     functions = (each for each in found if isinstance(each, types.FunctionType))
-    return any(not is_library_file(each.__code__.co_filename) for each in functions)
+    return any(not is_library_function(each) for each in functions)
 
 
 def runs_unnamed(name: str) -> bool:

@@ -25,7 +25,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.capture.numbers.told_sinks import is_dropped
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_frame, names_in
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError
 
@@ -94,7 +94,7 @@ def _refusing(real: Callable[..., Any], where: Callable[[], str | None]) -> Call
     @functools.wraps(real)
     def refusing(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        is_users = not is_library_file(caller.f_code.co_filename)
+        is_users = not is_library_frame(caller)
         if threading.get_ident() == own and is_users and is_dropped(caller):
             raise told_library(f"{real.__module__}.{real.__name__}", where())
         return real(*args, **kwargs)
