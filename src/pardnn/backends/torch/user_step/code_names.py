@@ -63,7 +63,7 @@ def globals_named(function: types.FunctionType) -> list[str]:
     functions, classes, and what is written as constants are; other variables are those of a loop.
     """
     code, held, named = function.__code__, function.__globals__, names_in(function.__code__)
-    found = [name for name in _global_names(code) if name in held]
+    found = [name for name in global_names(code) if name in held]
     if not (calls_by_text(code) or ("__name__" in named and "getattr" in named)):
         return found
     texts = (text for each in texts_of(code) for text in _IDENTIFIER.findall(each))
@@ -74,7 +74,7 @@ def globals_named(function: types.FunctionType) -> list[str]:
 
 
 @functools.cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
+def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that are read or written as globals, which attributes may have, too."""
     instructions = (at for each in codes_of(code) for at in dis.get_instructions(each))
     return tuple(dict.fromkeys(at.argval for at in instructions if at.opname in _GLOBAL))
@@ -90,7 +90,7 @@ def texts_of(code: types.CodeType) -> Iterator[str]:
 
 def calls_by_text(code: types.CodeType) -> bool:
     """Whether code calls `eval`, `exec` or `globals`; `model.eval()` is none of them."""
-    return not _OF_TEXTS.isdisjoint(_global_names(code))
+    return not _OF_TEXTS.isdisjoint(global_names(code))
 
 
 @functools.cache

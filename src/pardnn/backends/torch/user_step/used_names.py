@@ -66,7 +66,9 @@ _TEXTS = frozenset({"__repr__", "__str__"})
 #: Their methods read what the graph records by other means.
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
-_CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typing", "math"})
+CLOSED_LIBRARIES = frozenset({
+    "torch", "numpy", "pardnn", "builtins", "functools", "typing", "math",
+})  # fmt: skip
 _COMPUTED_NAMES = frozenset({
     "getattr", "vars", "dir", "getmembers", "__dict__", "locals", "globals", "attrgetter",
 })  # fmt: skip
@@ -92,12 +94,14 @@ class UsedNames:
         names: Attributes, globals, variables and text constants.
         of_users: Those that code outside libraries mentions.
         functions: The user's functions whose globals may be read.
+        installed: Likewise, those of installed packages.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
 
     names: set[str] = field(default_factory=set)
     of_users: set[str] = field(default_factory=set)
     functions: list[types.FunctionType] = field(default_factory=list)
+    installed: list[types.FunctionType] = field(default_factory=list)
     is_open: bool = False
 
     def __contains__(self, name: object) -> bool:
@@ -262,8 +266,10 @@ class _Search:
             self.found.is_open |= _is_open(function, mentioned)
             for _, module in imported_modules(function):
                 self._follow(module)
-        elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
+        elif (function.__module__ or "").partition(".")[0] in CLOSED_LIBRARIES:
             return
+        elif "/site-packages/" in function.__code__.co_filename:
+            self.found.installed.append(function)
         computed = globals_named(function) if is_users else ()
         for name in mentioned.union(computed):
             if name in function.__globals__:

@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -123,4 +123,20 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         "not in later steps.\n"
         f"{advice}",
         "E804",
+    )
+
+
+def changed_library(names: Sequence[str]) -> UnsupportedError:
+    """Return E804: a step that changes what an installed package holds at each call.
+
+    Args:
+        names: Of what has changed.
+    """
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return UnsupportedError(
+        f"the step changes {names[0]}{more} of an installed package: this would happen at capture\n"
+        "only, not in later steps.\n"
+        "Call what changes it between two calls, with what the step returns.",
+        code="E804",
+        details={"changed": list(names)},
     )
