@@ -11,7 +11,14 @@ from pardnn.backends.torch.parallelize import parallelize
 from testbed.counting_optimizers import OPTIMIZERS, Lookahead, Ranger
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import run_ranks
-from tests.backends.torch.stepping import Entry, assert_as_eager, eager, on_ranks, small
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    assert_leaves_as_eager,
+    eager,
+    on_ranks,
+    small,
+)
 
 
 def train(model, optimizer, x, y):
@@ -110,3 +117,27 @@ def test_captured_state_is_put_back() -> None:
     before = counts(args)
     capture(step, *args)
     assert counts(args) == before
+
+
+class Normed(torch.optim.SGD):
+    """Leaves norms that it has stacked, as Lamb of pytorch_optimizer does, and never reads them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        params = self.param_groups[0]["params"]
+        for p, norm in zip(params, torch.stack(torch._foreach_norm(params)), strict=True):
+            self.state[p]["norm"] = norm
+        super().step(closure)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_norms_that_an_optimizer_leaves_in_its_state(taken: int) -> None:
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = Normed(model.parameters(), lr=0.1)
+        for _ in range(taken):
+            train(model, optimizer, x, y)
+        norms = lambda: [state.get("norm") for state in optimizer.state.values()]  # noqa: E731
+        return train, (model, optimizer, x, y), norms
+
+    assert_leaves_as_eager(make)

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,11 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     outside_look,
 )
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.library_globals import (
+    LibraryGlobals,
+    check_library_globals,
+    library_globals,
+)
 from pardnn.backends.torch.capture.refusals.library_tells import library_tells_refused
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
@@ -196,7 +201,7 @@ def run_noted(
             is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
-        functions = _functions(step, objects)
+        functions = before.functions(step)
         stack.enter_context(numbers_told(functions))
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
@@ -229,6 +234,14 @@ class _Before:
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
         self._objects, self._aside = objects, kept_aside(objects)
+        self._of_libraries: Sequence[LibraryGlobals] = ()
+
+    def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
+        """Return the user's functions that may run, once what they ask of caches is checked."""
+        found = used_names(step, self._objects.seen.values())
+        check_counts(found.functions, self._objects.seen.values())
+        self._of_libraries = library_globals(found, self._objects.seen.values())
+        return found.functions
 
     def check(self, *, is_first: bool) -> None:
         """Reject what the step has changed of it."""
@@ -236,17 +249,11 @@ class _Before:
         self._dropped.check()
         check_namespaces(self._spaces)
         check_class_attributes(self._classes, is_first=is_first)
+        check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())
         if changed and not is_first:  # what a first step sets, later ones find
             raise changed_state(sorted(changed))
-
-
-def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:
-    """Return the user's functions that may run, once what they ask of caches is checked."""
-    functions = used_names(step, objects.seen.values()).functions
-    check_counts(functions, objects.seen.values())
-    return functions
 
 
 def _run_asked(

@@ -127,6 +127,7 @@ def _glance_at(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.layout is torch.strided and tensor.stride(),
         is_leaf and tensor.grad is not None,  # torch warns of others
         tensor._backward_hooks and list(tensor._backward_hooks.values()),
+        tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
 
 
@@ -165,6 +166,8 @@ def _others(tensor: torch.Tensor) -> str:
     """Return what else is set on a tensor, for people; the code of hooks, not their identity."""
     if not tensor.is_leaf:
         return ", computed from others"
+    if tensor.is_conj() or tensor.is_neg():
+        return ", lazily conjugated or negated"
     hooks = [getattr(each, "__qualname__", "") for each in (tensor._backward_hooks or {}).values()]
     told = f", with the hooks {hooks}" if hooks else ""
     return told + ", with a gradient" * (tensor.grad is not None)
