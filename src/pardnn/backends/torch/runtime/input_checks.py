@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -262,3 +262,20 @@ def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple
     for name, value in graph.step_notes.get("settings", {}).items():
         if name in found:
             yield name, found[name], value
+
+
+def unlike_batch(names: Sequence[str], given: int) -> MismatchError:
+    """Return the error of a call with another number of arguments than the batch has.
+
+    Args:
+        names: Of the batch's arguments.
+        given: How many the call has.
+    """
+    count = len(names)
+    return MismatchError(
+        f"the step takes {count} argument{'s' * (count != 1)} besides models and optimizers "
+        f"({', '.join(names) or 'none'}); {given} were given.\n"
+        "Pass those that `parallelize` was given, in this order, without the models and "
+        "optimizers.",
+        code="E505",
+    )
