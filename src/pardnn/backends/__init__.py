@@ -1,8 +1,8 @@
 """The interface between planning and frameworks.
 
-What planning needs of a framework is named here and loaded when it is first used, so that
-`from pardnn import backends` loads none. Where torch is not loaded yet, it will put large tensors
-on large pages (`torch.ops.host_allocator`).
+The functions that planning needs of a framework are named here and loaded at first use, so that
+`from pardnn import backends` loads none. If torch is not loaded yet, it is told to put large
+tensors on large pages (`torch.ops.host_allocator`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def is_entry_point(target: str) -> bool:
 
 
 def functions_of(path: Path) -> list[str]:
-    """Return the functions that a file of Python defines, if it is one; it is not executed."""
+    """Return the functions that a Python file defines, without executing it; else none."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -43,7 +43,7 @@ def functions_of(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A function of the user's that returns `(step, args)`; its file has been executed, once.
+    """A user's function that returns `(step, args)`; its file has been executed, once.
 
     Attributes:
         target: `FILE.py:FUNCTION`, as the user wrote it.
@@ -61,7 +61,7 @@ class EntryPoint:
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What the function can be called with."""
+        """The parameters of the function."""
         return inspect.signature(self.function).parameters
 
     def factory(self, batch_size: int | None = None) -> Callable[[], Any]:

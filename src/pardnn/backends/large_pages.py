@@ -1,4 +1,4 @@
-"""Large pages for large tensors: a setting that torch reads once, so it stands outside torch."""
+"""Large pages for large tensors: a setting that torch reads once, so this file is outside torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 
 
 def ask_for_large_pages() -> None:
-    """Set the variable where torch is not loaded yet and nobody has."""
+    """Set the variable if torch is not loaded yet and nobody has set it."""
     if "torch" not in sys.modules:
         os.environ.setdefault(LARGE_PAGES, "1")
 

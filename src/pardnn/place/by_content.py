@@ -1,4 +1,4 @@
-"""Arrays as a key of a cache: by what is in them."""
+"""Arrays as a key of a cache, by their content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Arrays = TypeVar("Arrays", bound=Iterable[Any])
 
 
 class ByContent(Generic[Arrays]):
-    """Arrays that equal others of the same bytes, so that planning for another limit finds those.
+    """Arrays that equal others with the same bytes, so that planning for another limit finds them.
 
     Attributes:
         arrays: A named tuple of arrays and numbers.

@@ -1,8 +1,8 @@
 """Co-location groups: ops that no placement may split.
 
-What the graph names as groups, joined with what in-place writes need: the op that owns a written
-storage, every op that makes an alias of it, and every op that writes it. Union-find,
-O(ops + tensors) up to the inverse Ackermann function.
+These are the groups of the graph, joined with what in-place writes require: the op that owns a
+written storage, every op that makes an alias of it, and every op that writes it. Union-find, O(ops
++ tensors) up to the inverse Ackermann function.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def colocated(
 
 @helper
 def find(root: Int64[ndarray, " n"], op: int) -> int:
-    """Return the op that stands for all that an op was joined with; paths become shorter.
+    """Return the representative of the ops that an op was joined with; shortens paths.
 
     Args:
-        root: Of each op, an op nearer to the one that stands for it.
+        root: Of each op, an op nearer to its representative.
         op: The op.
     """
     while root[op] != op:
@@ -74,7 +74,7 @@ def _union_kernel(
 
 @kernel
 def number_kernel(root: Int64[ndarray, " n"], numbers: Int64[ndarray, " n"]) -> int:
-    """Number what was joined, by first member; return how many there are.
+    """Number the joined sets by their first members; return how many there are.
 
     Args:
         root: As in `find`.
@@ -121,10 +121,10 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
 
 
 def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
-    """Return the part of the whole work that each device should do; they sum to 1.
+    """Return the fraction of the work that each device should do; they sum to 1.
 
-    By its speed on the ops that it can run, and by how much of the work these are: a cpu that only
-    runs what no accelerator can gets little.
+    It follows from its speed on the ops that it can run, and from their fraction of the work: a CPU
+    that only runs what no accelerator can gets little.
     """
     fastest = fastest_seconds(machine)
     can = np.isfinite(machine.seconds)
@@ -136,7 +136,7 @@ def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
 
 
 def next_runnable(runs: Bool[ndarray, "g k"], target: Int64[ndarray, " g"]) -> Int64[ndarray, " g"]:
-    """Return the target device of each group, or the next one in a circle that can run it.
+    """Return the target device of each group, or the next one, cyclically, that can run it.
 
     Args:
         runs: Whether a device can run a group.
@@ -162,7 +162,7 @@ def legal_placement(
         arrays: The graph, with closed groups.
         runs: From `runnable`.
         target: Device of each op.
-        order: Of the ops, which tells the first of a group; None for the topological order.
+        order: Of the ops, which decides the first op of a group; None for the topological order.
     """
     backwards = (arrays.topological if order is None else order)[::-1]
     chosen = np.empty(len(runs), dtype=np.int64)

@@ -1,15 +1,15 @@
-"""Constraints as what algorithms know already: co-location groups, and devices that can run an op.
+"""Constraints in terms that algorithms know: co-location groups, and devices that can run an op.
 
 Problem: algorithms know that ops of a group share a device, and that an op may run on some devices
-alone. A pin, a ban and "together" are just that. "Apart" is not: it says of sets of ops that no
-device runs ops of two of them.
-Idea: whoever obeys "apart" gives each device to one of the sets. So devices are given away first,
-each to the set that has most work there in a placement that does not know of it, by depth-first
-search; what is left are devices that can run an op (`sides`). Constraints that cannot hold together
-are proven so before any algorithm runs (`conflict`): groups and devices exactly, then memory and
+only. A pin, a ban and "together" are of this kind. "Apart" is not: it says that no device runs ops
+of two of some sets.
+Idea: any plan that obeys "apart" gives each device to one of the sets. So devices are assigned
+first, each to the set with most work there in a placement made without "apart", by depth-first
+search; then only devices that can run an op remain (`sides`). A conflict between constraints is
+proven before any algorithm runs (`conflict`): exactly for groups and devices, then for memory and
 links by what every plan must hold and send.
-Complexity: O(ops K) for each set of constraints that is tried; exponential in the constraints
-"apart" at worst, ended after `MAX_STEPS`.
+Complexity: O(ops K) for each set of constraints that is tried; exponential in the number of "apart"
+constraints at worst, ended after `MAX_STEPS`.
 Deviations: none; ours.
 """
 
@@ -37,7 +37,7 @@ MAX_STEPS = 20_000
 
 
 class Setting(NamedTuple):
-    """What constraints are to hold on.
+    """What constraints are checked against.
 
     Attributes:
         arrays: The graph.
@@ -56,7 +56,7 @@ class Reduced(NamedTuple):
     """Constraints without "apart" as groups and devices.
 
     Attributes:
-        joined: Group of each op, with those that are together; not closed.
+        joined: Group of each op, with "together" applied; not closed.
         group: The same, closed.
         allowed: Whether constraints and durations let a device run a closed group.
     """
@@ -67,7 +67,7 @@ class Reduced(NamedTuple):
 
 
 def reduced(setting: Setting, constraints: Sequence[Named]) -> Reduced:
-    """Return what constraints come to for groups, "apart" left out."""
+    """Return what constraints mean for groups, without "apart"."""
     arrays, machine = setting.arrays, setting.machine
     joined = _joined(arrays.group, constraints)
     group = colocated(arrays._replace(group=joined), setting.overwrites)
@@ -102,8 +102,8 @@ def sides(
     Args:
         found: The other constraints.
         constraints: All of them.
-        work: Seconds of each op on each device in a placement that is to be kept to; zeros where
-            there is none.
+        work: Seconds of each op on each device in a placement to stay close to; zeros if there is
+            none.
 
     Returns:
         The devices, None if no sides were found; and whether the search was complete.
@@ -135,7 +135,7 @@ class _Search:
         self.given = [np.zeros(len(sets), dtype=np.int64) for sets in members]
 
     def run(self, allowed: Bool[ndarray, "g k"], at: int) -> Bool[ndarray, "g k"] | None:
-        """Return devices of groups that obey choices from a number on; None if there are none."""
+        """Return devices of groups that obey the choices from `i` on; None if there are none."""
         if not allowed.any(axis=1).all():
             return None
         if at == len(self.choices):
@@ -206,9 +206,9 @@ def _has_links(setting: Setting, found: Reduced) -> bool:
 
 
 def conflict(setting: Setting, constraints: Sequence[Named]) -> tuple[Named, ...]:
-    """Return constraints that cannot hold together, each of them needed for that; empty if none.
+    """Return a minimal set of constraints that cannot hold together; empty if there is none.
 
-    If even no constraints can hold, that is none of their doing: empty, too.
+    It is also empty if no plan is possible without any constraints.
     """
     if holds(setting, constraints) or not holds(setting, ()):
         return ()
@@ -216,12 +216,12 @@ def conflict(setting: Setting, constraints: Sequence[Named]) -> tuple[Named, ...
 
 
 def irreducible(constraints: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> tuple[T, ...]:
-    """Return a part that fails, and no longer does without any one of its constraints.
+    """Return a subset that fails, but no longer does if any one of its constraints is removed.
 
     Args:
         constraints: They fail together.
-        fails: Whether a part does; what contains such a part does, too. It is asked some 13 times
-            for each that is returned, of thousands.
+        fails: Whether a subset fails; then every superset fails, too. It is called some 13 times
+            for each constraint that is returned, of thousands.
     """
     kept: list[T] = []
     later = list(reversed(constraints))

@@ -27,7 +27,7 @@ def infeasible(
     missing: tuple[int, int] | None = None,
     how: str = "",
 ) -> InfeasibleError:
-    """Return E301 for the plan that came nearest to fitting.
+    """Return E301 for the plan that came closest to fitting.
 
     Args:
         graph: The graph.

@@ -1,6 +1,6 @@
-"""Algebra of boxes: which elements a device needs, and who owns them.
+"""Algebra of boxes: the elements that a device needs or owns.
 
-A box is first and last index per dim, the last exclusive. A shard is a box of a tensor.
+A box has a first and a last index per dim, the last exclusive. A shard is a box of a tensor.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def volume(box: Box) -> int:
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """Return what two boxes have in common, which may be empty."""
+    """Return the intersection of two boxes, which may be empty."""
     return tuple([(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)])
 
 
 def offset(outer: Box, inner: Box) -> Box:
-    """Return a box that is given in indices of another one in indices of the whole."""
+    """Return a box in indices of the whole, given in indices of another box."""
     return tuple((low + a, low + b) for (low, _), (a, b) in zip(outer, inner, strict=True))
 
 
 def clipped(box: Box, shape: Sequence[int]) -> Box:
-    """Return a box without what is out of the bounds of a tensor."""
+    """Return a box clipped to the bounds of a tensor."""
     return overlap(box, whole(shape))
 
 
@@ -52,12 +52,12 @@ def inside(box: Box, other: Box) -> bool:
 
 
 def relative(box: Box, origin: Box) -> Box:
-    """Return a box in indices of another one that it lies in."""
+    """Return a box in indices of another box that contains it."""
     return tuple([(a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True)])
 
 
 def minus(box: Box, hole: Box) -> list[Box]:
-    """Return disjoint boxes that make up `box` without `hole`, which lies in it."""
+    """Return disjoint boxes that make up `box` without `hole`, which it contains."""
     rest: list[Box] = []
     for dim, ((a, b), (c, d)) in enumerate(zip(box, hole, strict=True)):
         before, after = hole[:dim], box[dim + 1 :]
@@ -77,7 +77,7 @@ def cover(
         order: Devices by preference. O(devices x slices).
 
     Returns:
-        The slices, and whether they are all of the box.
+        The slices, and whether they cover the whole box.
     """
     missing = [box] if volume(box) else []
     slices: list[Slice] = []
@@ -99,9 +99,9 @@ def cover(
 
 @functools.lru_cache(maxsize=256)
 def nearest(mesh_shape: tuple[int, ...], device: int) -> tuple[int, ...]:
-    """Return all devices of a mesh, those first that differ along the last axes alone.
+    """Return all devices of a mesh, first those that differ only along the last axes.
 
-    The first axes are the slowest links. Devices fetch from different replicas.
+    The first axes have the slowest links. Devices fetch from different replicas.
     """
     mesh = Mesh(shape=mesh_shape, names=tuple(map(str, range(len(mesh_shape)))))
     at = mesh.coordinates(device)
@@ -136,7 +136,7 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     """Return strides of a new, dense tensor in the order of a tensor's; None if contiguous.
 
     Dims that the tensor repeats without storing them are outermost: kernels read along the inner
-    ones, and some take for granted that the last has stride 1.
+    ones, and some assume that the last has stride 1.
     """
     strides = tensor.strides
     if strides is None:
@@ -152,13 +152,13 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
 
 
 def is_dense(tensor: Tensor, owned: Box, box: Box, *, is_new: bool = False) -> bool:
-    """Whether a box of a local tensor is one run of memory, in whatever order of dims.
+    """Whether a box of a local tensor is one run of memory, in any order of dims.
 
     Args:
         tensor: The whole tensor.
         owned: What the local one is of it.
         box: The box, which lies in it.
-        is_new: Whether the local one is a new buffer, which stores what the tensor repeats.
+        is_new: Whether the local one is a new buffer, which stores repeated elements.
     """
     return _is_dense(tensor.shape, tensor.strides, lengths(owned), lengths(box), is_new)
 
@@ -177,7 +177,7 @@ def _is_dense(
 
 
 def is_one_run(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a view is one run of memory, in whatever order of dims.
+    """Whether a view is one run of memory, in any order of dims.
 
     Args:
         shape: Of the view.

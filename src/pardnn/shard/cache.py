@@ -1,9 +1,9 @@
-"""One bounded cache for all that follows from calls alone.
+"""One bounded cache for everything that follows from calls alone.
 
 A network repeats its layers, and a process plans many graphs, so analyses, strategies, local calls
-and templates are computed once per distinct call. Each module keeps tables of its own; they are
-counted together and thrown away together, because tables refer to calls by number. That happens
-only when a graph begins, never while one is planned.
+and templates are computed once per distinct call. Each module keeps its own tables; they are
+counted together and emptied together, because tables refer to calls by number. This happens only
+before a graph is planned, never while one is.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def num_entries() -> int:
 
 
 def forget() -> None:
-    """Empty all tables, as a new process would find them. Numbers of calls become invalid."""
+    """Empty all tables, as in a new process. Numbers of calls become invalid."""
     for table in _TABLES:
         table.clear()
 
 
 def begin_graph() -> None:
-    """Empty all tables if they have grown beyond the bound: a new graph is planned from here on."""
+    """Empty all tables if they have grown beyond the bound, before a new graph is planned."""
     if num_entries() > MAX_ENTRIES:
         forget()

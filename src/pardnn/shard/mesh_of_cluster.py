@@ -1,4 +1,4 @@
-"""Which mesh a cluster is laid out as."""
+"""The mesh over the devices of a cluster."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def prime_factors(number: int) -> tuple[int, ...]:
 def mesh_of(cluster: Cluster) -> Mesh:
     """Return a mesh over a cluster: its prime factors, the slowest links on the first axes.
 
-    Of all orders of the factors that is taken whose groups of neighbours have the fastest links
-    among themselves, summed over the levels; where all are equal, the largest factor first.
+    Of all orders of the factors, the one is taken whose groups of neighbours have the fastest links
+    inside, summed over the levels; if all are equal, the largest factor comes first.
     """
     factors = prime_factors(cluster.num_devices)
     bandwidth = cluster.arrays.bandwidth

@@ -11,7 +11,7 @@ from pardnn.plan.partitioned_graph import Partition
 
 @dataclass(frozen=True, slots=True)
 class FixedLayouts:
-    """State that stays where it is: a search decides all else.
+    """State that stays in place: a search decides everything else.
 
     Attributes:
         mesh: The devices.
@@ -35,7 +35,7 @@ class Sharding:
         layouts: Of each tensor of the graph, by name: what each device owns of it. Host scalars
             and tensors of rank 0 are whole everywhere.
         axes: Of each op that is a call, by name: the loop cut at each mesh axis. An operator
-            without description has None at every axis: all devices run it whole.
+            without a description has None at every axis: all devices run it whole.
     """
 
     mesh: Mesh
@@ -44,6 +44,6 @@ class Sharding:
 
 
 def sharding_of(partition: Partition) -> Sharding:
-    """Return what a plan decided, which says along which loops ops are cut."""
+    """Return the decision of a plan that states along which loops ops are cut."""
     layouts = {name: layout_of(words) or () for name, words in partition.sharding.items()}
     return Sharding(partition.mesh, layouts, partition.loops or {})

@@ -1,4 +1,4 @@
-"""`connect`: connects the ranks of torchrun in scripts whose tools would split data and use DDP.
+"""`connect`: joins the ranks of torchrun in scripts whose tools would split data and use DDP.
 
 Trainer, accelerate and Lightning read torchrun's variables and then work in their own way: each
 rank gets a part of the data, and the model is wrapped in DDP. With pardnn, each rank must see all

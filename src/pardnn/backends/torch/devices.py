@@ -1,4 +1,4 @@
-"""The devices that torch sees here, and tensors as memory on them."""
+"""The devices that torch sees, and tensors as memory on them."""
 
 from __future__ import annotations
 

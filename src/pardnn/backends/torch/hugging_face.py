@@ -1,9 +1,9 @@
 """Hugging Face's `Trainer` with the updates and checkpoints of all ranks.
 
-The loop, its schedule, callbacks, logs and evaluations are theirs. What happens between two updates
-is one pardnn step, the loop's own `optimizer.step()` does nothing, and checkpoints are pardnn's, so
-any number of ranks can resume; the loop's position and log are saved next to them. transformers is
-not imported here: the class comes from the user.
+The loop, its schedule, callbacks, logs and evaluations are those of `Trainer`. The work between two
+updates is one pardnn step, the loop's own `optimizer.step()` does nothing, and checkpoints are
+pardnn's, so any number of ranks can resume; the loop's position and log are saved next to them.
+transformers is not imported here: the class comes from the user.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Lightning's `Trainer` with pardnn's checkpoints, written and read by all ranks.
 
-Lightning asks its strategy to save and to restore. This one writes each rank's share of the model
-and the optimizers, along with what the loop, callbacks and schedulers hold, as plain values: any
-number of ranks can resume, and nothing is unpickled. Lightning is not imported here: the class
-comes from the user.
+Lightning asks its strategy to save and to restore. This one writes each rank's shards of the model
+and the optimizers, and the state of the loop, callbacks and schedulers as plain values: any number
+of ranks can resume, and nothing is unpickled. Lightning is not imported here: the class comes from
+the user.
 """
 
 from __future__ import annotations

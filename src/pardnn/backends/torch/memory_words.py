@@ -1,7 +1,7 @@
 """Words of memory at many addresses, read at once.
 
-Python reads one attribute of one object at a time; a step's guards hold thousands. NumPy reads all
-of them in one loop, and the processor waits for many lines of memory together.
+Python reads one attribute of one object at a time; a step's guards have thousands. NumPy reads all
+of them in one loop, so the processor waits for many lines of memory at once.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Acyclic blocks: what a device sends never comes back, from no step to the next either.
+"""Acyclic blocks: data flows between devices in one direction only, across steps too.
 
-Problem: steps in a row overlap as long as no device waits for what another one does at the end of
-the step before. Layers that are not trained wait for nothing of it, so that the devices that run
-them may begin the next batch.
-Idea: a co-location group holds its state on one device, so in the graph of groups there is a circle
-wherever a step needs what the one before has left: a trained layer's weight, the loss, the
-gradient, the update. Strongly connected components stay whole and are cut, in topological order,
-into one contiguous block for each device, the slowest as fast as can be. Data then goes one way,
-and the period is what the busiest device computes, where links keep up.
+Problem: consecutive steps overlap as long as no device waits for what another one does at the end
+of the previous step. Layers that are not trained do not depend on the previous step, so the devices
+that run them can begin the next batch.
+Idea: a co-location group holds its state on one device, so the graph of groups has a cycle wherever
+a step needs a result of the previous one: a trained layer's weight, the loss, the gradient, the
+update. The list of strongly connected components, in topological order, is cut into one contiguous
+block per device, so that the slowest block is as fast as possible. Data then flows one way, and if
+links keep up, the period is the computation of the busiest device.
 Complexity: O(ops + edges).
 References: Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Computing 1972;
 Herrmann et al., "Multilevel algorithms for acyclic partitioning of directed acyclic graphs", SIAM
 J. Scientific Computing 2019.
-Deviations: blocks of one topological order, without refinement: local search comes after.
+Deviations: blocks of one topological order, without refinement, since local search follows.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def components(pairs: Int64[ndarray, "pairs 2"], num_nodes: int) -> Int64[ndarra
 def blocks(
     work: Float64[ndarray, " components"], share: Float64[ndarray, " k"]
 ) -> Int64[ndarray, " components"]:
-    """Return the block of each component: contiguous, one for each device, the slowest fast.
+    """Return the block of each component: one per device, contiguous, balanced by speed.
 
     Args:
         work: Seconds of each component.
-        share: The part of the work that each device does in the same time; they sum to 1.
+        share: Fraction of the work that each device does in the same time; they sum to 1.
     """
     low, high = 0.0, float(work.sum()) / float(share[share > 0].min())
     for _ in range(HALVINGS):

@@ -1,11 +1,11 @@
 """Contiguous blocks of layers, one block per device: what `device_map="auto"` does.
 
-Ops in topological order are cut into K blocks of work in proportion to the devices' speed, or,
-where devices are limited, of memory in proportion to their limits. A backward op stays with its
-forward op, and groups stay together, so that forward, backward and update of a layer share a
-device. Neighbouring blocks are on devices of neighbouring numbers, so on one island of fast links
-where the cluster lists its islands one after the other. Pieces of a batch go where the first one
-does: a stage runs all of them.
+Ops in topological order are cut into K blocks, whose work is in proportion to the speed of the
+devices, or, if devices have memory limits, whose memory is in proportion to those. A backward op
+stays with its forward op, and groups stay together, so that forward, backward and update of a layer
+share a device. Neighbouring blocks are on devices with consecutive numbers, hence on one island of
+fast links if the cluster lists its islands one after the other. All pieces of a batch go where the
+first one does: a stage runs all of them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The optimum by CP-SAT, for graphs of up to about 20 ops: the yardstick of the heuristics.
+"""The optimum by CP-SAT, for graphs of up to about 20 ops: heuristics are measured against it.
 
 Each op starts after its inputs have arrived, ops of a device do not overlap, an op that overwrites
-a tensor waits until it has been sent, and the last op to end ends as early as possible. What is
-alive on a device at any time is bounded from below: tensors made or received there until the last
-op there has read them, without what sends hold longer. A placement that fits in none of the orders
-tried all the same is forbidden and the model solved again. The first answer's bound holds for every
-plan that fits, so the decision says how far above it the best plan found is, at most.
+a tensor waits until it has been sent, and the last op ends as early as possible. The live bytes on
+a device at any time are bounded from below: tensors made or received there count until the last op
+there has read them, and tensors that sends hold longer are left out. If a placement nevertheless
+fits in none of the orders that are tried, it is forbidden and the model is solved again. The bound
+of the first answer holds for every plan that fits, so the decision says how far above it the best
+plan is, at most.
 
-Times are rounded to ticks, `TICKS` of which make the horizon. The solver runs in a child process;
-its schedule is simulated like any other.
+Times are rounded to ticks; the horizon has `TICKS` of them. The solver runs in a child process; its
+schedule is simulated like any other.
 
 Deviation from the simulator: transfers do not contend, so with serial links the optimum is that of
 independent ones.
@@ -63,7 +64,7 @@ class Optimum(NamedTuple):
     Attributes:
         place: Device of each op.
         start: Seconds, rounded to ticks.
-        lower_bound_s: No plan is faster, transfers without contention; rounding allowed for.
+        lower_bound_s: No plan is faster if transfers do not contend; allows for rounding.
         is_proven: Whether this schedule is optimal for the model, up to rounding.
     """
 
@@ -88,7 +89,7 @@ def place_exact(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the solver.
-        time_limit: Seconds in all, the solver's start and building its model among them; None:
+        time_limit: Seconds in all, including starting the solver and building its model; None:
             `SOLVER_SECONDS`.
 
     Raises:
@@ -259,7 +260,7 @@ def optimum(
         seed: Of the solver.
         seconds: Time limit of the solver.
         forbidden: Placements of groups that are not wanted.
-        with_memory: Whether what is alive at any time is bounded, too.
+        with_memory: Whether live bytes at any time are bounded, too.
 
     Raises:
         UsageError: E219, if OR-Tools is not installed.

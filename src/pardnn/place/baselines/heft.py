@@ -5,8 +5,8 @@ heterogeneous computing", IEEE TPDS 2002. Ops in order of decreasing bottom leve
 device where it would finish first (tie: smaller index).
 
 Deviations: a tensor is sent to a device once; bottom levels use the fastest duration and the
-slowest link instead of averages; the first op of a group places the whole group. Where that does
-not fit, a second pass leaves out the devices that have no room for a group's residual bytes.
+slowest link instead of averages; the first op of a group places the whole group. If that does not
+fit, a second pass leaves out the devices that have no room for a group's residual bytes.
 O((ops + edges) K).
 """
 

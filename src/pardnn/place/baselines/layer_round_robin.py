@@ -1,9 +1,10 @@
-"""Whole layers dealt out to devices: operator placement as Tofu compares itself with.
+"""Whole layers dealt out to devices: the operator placement that Tofu is compared with.
 
 Layer i of a model, all of its time steps, its backward ops and its weights, goes to device i mod k.
 Reference: Tofu (EuroSys 2019), section 7.1, "operator placement", after Sutskever et al. (2014).
-Deviations: layers are read from module paths: what a path says up to its first number is one layer,
-"model.cells.3.i2h" and "model.cells.3.h2h" for example; what has no number is a layer by itself.
+Deviations: layers are read from module paths: all paths that agree up to their first number are one
+layer, such as "model.cells.3.i2h" and "model.cells.3.h2h"; a path without a number is a layer by
+itself.
 """
 
 from __future__ import annotations

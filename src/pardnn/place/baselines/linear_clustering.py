@@ -1,7 +1,7 @@
 """Linear clustering, clusters mapped by guided load balancing, earliest start time first.
 
-1. Clustering: again and again, the longest path of what is left, communication included, becomes a
-   cluster. Its edges then cost nothing.
+1. Clustering: repeatedly, the longest path of the remaining graph, communication included, becomes
+   a cluster. Its edges then cost nothing.
 2. Mapping (GLB): clusters in the order of their start, each to the device with the least work.
 3. Order, "EST first": among ready ops the one with the earliest estimated start time, its top
    level in the mapped graph; then the one with the largest bottom level.
@@ -11,10 +11,10 @@ architectures", ICPP 1988; Radulescu, van Gemund, "GLB: a low-cost scheduling al
 distributed-memory architectures", HiPC 1998; the combination is that of Wang, Sinnen,
 "List-scheduling versus cluster-scheduling", IEEE TPDS 2018, and of the ParDNN thesis, 6.4.
 
-Deviations: levels are not recomputed after each path but repaired: only ancestors of what was taken
-can change. A path that meets a group takes all of it; where no device runs all of a cluster, its
-groups are mapped one by one. O(paths (ops + edges) log ops) at worst, as published; on the graphs
-of networks near O((ops + edges) log ops).
+Deviations: levels are not recomputed after each path but repaired: only those of ancestors of the
+path can change. A path that meets a group takes all of it; if no device can run all of a cluster,
+its groups are mapped one by one. O(paths (ops + edges) log ops) at worst, as published; on the
+graphs of networks near O((ops + edges) log ops).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""m-ETF: of all ready ops and devices, again and again the pair that can start first.
+"""m-ETF: repeatedly, of all ready ops and devices, the pair that can start first.
 
 An op starts on a device when its inputs have arrived and the device is free; ties go to the op that
-comes first in topological order, then to the smaller device. A device where the op does not fit
-does not count: held are residual storages, other storages and received copies until their last
-consumer was scheduled, and the first op of a group takes the whole group and its residual bytes.
+comes first in topological order, then to the smaller device. A device where the op does not fit is
+left out: a device holds residual storages, and other storages and received copies until their last
+consumer is scheduled; the first op of a group takes the whole group and its residual bytes.
 
 Reference: Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after
 Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems with interprocessor communication
 times", SIAM J. Computing 1989.
 
 Deviations: an op that fits nowhere is placed as if memory were unlimited, and the order is repaired
-afterwards, if it can be. O((ops + edges) K + ops K log ops) without limits: per device one heap of
-ops whose inputs are still on their way, and one of those that wait for the device alone.
+afterwards, if it can be. O((ops + edges) K + ops K log ops) without limits: each device has one
+heap of ops whose inputs are still on their way, and one of ops that wait only for the device.
 """
 
 from __future__ import annotations

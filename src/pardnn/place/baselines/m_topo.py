@@ -1,8 +1,8 @@
 """m-TOPO: fill one device after the other, in topological order.
 
-Each device takes ops until it holds total bytes / K + the largest op; an op of a group that is
-placed follows it. Bytes of an op are those of the storages that it owns, and its workspace.
-O(ops + groups K).
+Each device takes ops until it holds total bytes / K + the largest op; an op goes to the device of
+its group if that is placed already. Bytes of an op are those of the storages that it owns, and its
+workspace. O(ops + groups K).
 
 Reference: Jeon, Cai, Srivastava, Jiang, Ke, Meng, Cong, Gupta, "Baechi: fast device placement of
 machine learning graphs", SoCC 2020.

@@ -1,9 +1,10 @@
 """METIS: K balanced parts of the graph with little communication between them.
 
 Vertices are groups, weighted by the seconds of their ops; edges are weighted by the seconds of
-their tensors on the slowest link; a device's share is its speed on what it can run. The parts,
-whose numbering is arbitrary, are then assigned to devices so that those that communicate most share
-the fastest links: pairwise exchanges until none helps. METIS knows neither order nor memory.
+their tensors on the slowest link; a device's share follows from its speed on the ops that it can
+run. The parts, whose numbering is arbitrary, are then assigned to devices so that those that
+communicate most share the fastest links, by pairwise exchanges until none helps. METIS considers
+neither order nor memory.
 
 Reference: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular
 graphs", SIAM J. Scientific Computing 1998. Runs in a child process; its answer is checked.
@@ -99,7 +100,7 @@ def _checked(answer: dict[str, Any], problem: dict[str, Any]) -> Int64[ndarray, 
 def assigned(
     arrays: GraphArrays, machine: Machine, part: Int64[ndarray, " g"]
 ) -> Int64[ndarray, " g"]:
-    """Return the device of each group: parts exchanged while their messages get cheaper.
+    """Return the device of each group; parts are exchanged while that makes their messages cheaper.
 
     Parts are exchanged between devices of one class only: their sizes are shares of the class.
 

@@ -1,9 +1,9 @@
-"""Stages and a modulo schedule: what a pipeline's recipe does, for any step whose pieces are alike.
+"""Stages and a modulo schedule: pipelines for any step whose pieces are alike.
 
-Groups are the stages' parts, in the order in which one piece comes to them. They are cut into
-contiguous blocks of equal work, one for each device or two; two are dealt out there and back (the
-first and the last share a device) or in turn. `ordering.order_search` orders what each placement
-does, and the simulator chooses. Of a step without pieces that are alike, all is one piece.
+Stages consist of groups, in the order in which one piece reaches them. They are cut into contiguous
+blocks of equal work, one or two per device; two are dealt out there and back (the first and the
+last share a device) or in turn. `ordering.order_search` orders the ops of each placement, and the
+simulator chooses. A step without pieces that are alike counts as one piece.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def place_modulo(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the search over orders.
         targets: Placements that are tried, as near as groups allow; None for blocks of groups.
-        below: Seconds; placements are left out of which no order takes less.
+        below: Seconds; placements for which no order can take less are left out.
 
     Raises:
         InfeasibleError: E301, if no such plan fits, or is below; E302, if an op can run nowhere.

@@ -1,13 +1,13 @@
-"""Data parallelism of a batch in pieces, in which every tensor of state has one owner.
+"""Data parallelism over pieces of the batch, in which every tensor of state has one owner.
 
-Problem: a cut over all devices makes each of them launch every update, and sends every gradient in
-as many parts; on many devices launches and small messages take longer than the work.
-Idea: the pieces of the batch are dealt out to the devices in rows. What runs once, sums of
-gradients and updates, runs where the state that it writes lives: what is computed for one state
-alone is its *share*, and shares go to the device that has least to do, the largest first. A weight
-is sent once to each device that reads it, a part of a gradient to its owner. Where memory is
-tight, ops follow each other as in the whole step, on all devices alike, and those that have several
-pieces make one after the other.
+Problem: if state is cut over all devices, each device launches every update, and every gradient is
+sent in as many parts; on many devices launches and small messages take longer than the work.
+Idea: the pieces of the batch are dealt out to the devices in consecutive runs. What runs once (sums
+of gradients and updates) runs on the device of the state that it writes: the ops that serve one
+state alone are its *share*, and shares go to the device with least to do, the largest first. A
+weight is sent once to each device that reads it, a part of a gradient to its owner. If memory is
+tight, all devices run ops in the order of the whole step, and a device with several pieces runs
+them one after the other.
 Complexity: O((ops + edges) log ops), beside an order that fits.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, with whole tensors as parts, as FairScale's OSS has
 them; the largest first: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Applied

@@ -1,15 +1,17 @@
-"""Every plan of a tiny graph: whether any at all keeps within the memory (ours).
+"""Every plan of a tiny graph: whether any of them fits into memory (ours).
 
-What heuristics refuse is searched here once more, exhaustively: placements of the groups, orders,
-and for each message the ops before which it is posted and until which it is held. So that a refusal
-of a tiny graph is a proof. Depth first over what ranks can do next, with every state seen once; up
-to `MAX_OPS` ops, `MAX_PLACEMENTS` placements and `MAX_STATES` states, a second or two.
+If heuristics find no plan, this searches exhaustively: placements of the groups, orders, and for
+each message the ops before which it is posted and until which it is held. So for a tiny graph a
+refusal is a proof. The search is depth first over what ranks can do next and visits every state
+once; up to `MAX_OPS` ops, `MAX_PLACEMENTS` placements and `MAX_STATES` states it takes a second or
+two.
 
-A state is which ops ran, which messages arrived, which were let go by their senders, which devices
-have *reached* their next op, and the room each had during its last one. A device that has reached
-an op may post receives for it at no cost to what ran before. One that still waits after an op, for
-sends that are held until it, may have posted before that op, if it had room: that is how two full
-devices exchange tensors. A sender that waits for nothing goes on at once.
+A state consists of the ops that ran, the messages that arrived, those that their senders have
+released, the devices that have *reached* their next op, and the room that each had during its last
+op. A device that has reached an op may post receives for it without needing memory for them during
+earlier ops. A device that still waits after an op, for sends that are held until it, may have
+posted before that op, if it had room: this is how two full devices exchange tensors. A sender that
+waits for nothing continues at once.
 """
 
 from __future__ import annotations
@@ -135,7 +137,8 @@ def all_placements(
         runs: Whether a device can run a group.
 
     Returns:
-        One of those that differ only in the names of equal devices; None if there are too many.
+        Of placements that differ only by permuting equal devices, one; None if there are too
+        many.
     """
     num_groups, k = runs.shape
     if arrays.num_ops > MAX_OPS or float(k) ** num_groups > MAX_PLACEMENTS:

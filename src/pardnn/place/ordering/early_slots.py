@@ -1,4 +1,4 @@
-"""Early slots: tensors sent sooner than they are read, where the sender needs their memory.
+"""Early slots: tensors sent before they are read, where the sender needs their memory.
 
 With every message in its latest slot (`memory_bounded`) a sender holds a tensor until its receiver
 is about to read it, although nothing on its own device needs it any more. Where that makes the
@@ -6,10 +6,10 @@ sender overflow and the receiver has room, the message is given the latest slot 
 sender in time: the receive is posted earlier, and the receiver holds the copy for longer. The proof
 (`plan.memory`) counts both.
 
-Storages are taken by size, the largest first, `PASSES` times. A slot between two ops of the global
-order serves the sender as long as possible; where two ranks would wait for each other in it, the
-caller asks for slots before an op instead (`before_ops`), which cannot happen to wait.
-O(messages log ops (log ops + devices)) per pass.
+Storages are processed by size, the largest first, `PASSES` times. A slot between two ops of the
+global order lets the receiver post as late as possible; if two ranks would wait for each other in
+it, the caller asks for slots before an op instead (`before_ops`), where ranks cannot wait for each
+other. O(messages log ops (log ops + devices)) per pass.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -41,12 +41,12 @@ def with_early_slots(
     *,
     before_ops: bool,
 ) -> PlanArrays:
-    """Return a plan with messages sent as early as its senders' memory asks for.
+    """Return a plan with messages sent as early as the memory of their senders requires.
 
     Args:
         arrays: The graph.
         plan: Its messages in their latest slots.
-        position: Of each op in the global order that the plan keeps to.
+        position: Of each op in the global order that the plan follows.
         capacity: Usable bytes per device.
         before_ops: Post before an op that precedes what the sender runs next: needs more memory,
             but cannot deadlock.

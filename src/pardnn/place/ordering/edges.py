@@ -1,4 +1,4 @@
-"""Edges of a placed step and its longest paths: how early ops can start, how long it goes on."""
+"""Edges of a placed step and its longest paths: how early ops start, how long the step goes on."""
 
 # Kernels: an element of an array is a number, which pyright cannot see.
 # pyright: reportArgumentType=false
@@ -70,7 +70,7 @@ def edges_of(arrays: GraphArrays, machine: Machine, place: Int64[ndarray, " n"])
 
 @kernel
 def heads(e: Edges, order: Int64[ndarray, " n"]) -> Float64[ndarray, " n"]:
-    """Return the seconds before which no op can start: data and messages alone.
+    """Return the earliest start of each op in seconds, by data and messages alone.
 
     Args:
         e: The edges.
@@ -86,12 +86,12 @@ def heads(e: Edges, order: Int64[ndarray, " n"]) -> Float64[ndarray, " n"]:
 
 @kernel
 def tails(e: Edges, order: Int64[ndarray, " n"], queued: int) -> Float64[ndarray, " n"]:
-    """Return the seconds from each op's start to the end of the step at least.
+    """Return a lower bound on the seconds from each op's start to the end of the step.
 
     Args:
         e: The edges.
         order: A topological order.
-        queued: 1: each device keeps to the order; 0: data and messages alone.
+        queued: 1: each device runs its ops in the order; 0: data and messages alone.
     """
     tail, behind = np.zeros(len(order)), np.zeros(int(e.place.max()) + 1)
     for turn in range(len(order) - 1, -1, -1):
@@ -105,10 +105,10 @@ def tails(e: Edges, order: Int64[ndarray, " n"], queued: int) -> Float64[ndarray
 
 
 def placed_bound(edges: Edges, order: Int64[ndarray, " n"]) -> float:
-    """Return seconds that no schedule of a placed step is shorter than.
+    """Return a lower bound in seconds for all schedules of a placed step.
 
-    What a device has to do that cannot start before some time is done one after the other, and
-    what comes after the last of it follows; likewise backwards; and no path is shorter than it is.
+    The ops of a device that cannot start before some time run one after the other, and then what
+    depends on the last of them; likewise backwards. The longest path is a bound, too.
 
     Args:
         edges: Of the placement.

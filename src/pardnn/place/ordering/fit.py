@@ -1,9 +1,9 @@
 """Fitting a placement: the fastest order found that keeps every device within its memory.
 
 Tried in turn: the emulator's own order; the same order with messages moved towards the latest slot
-that memory asks for; blends of it with orders that need little memory, which are the topological
-order of the file (what eager execution does) and that order with ops drawn forward that free what
-they take. The simulator decides among those that fit. Of a tiny graph all plans are searched last.
+that memory asks for; blends of it with orders that need little memory: the topological order of the
+file (which eager execution follows), and that order with ops moved forward that free their inputs.
+The simulator decides among those that fit. For a tiny graph, all plans are searched last.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]
 
 
 def excess_bytes(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> int:
-    """Return by how many bytes the fullest device exceeds what it may use; 0 or less if none does.
+    """Return by how many bytes the fullest device exceeds its capacity; 0 or less if none does.
 
     Args:
         arrays: The graph.
@@ -171,7 +171,7 @@ def fit_order(
 ) -> PlanArrays | None:
     """Return the fastest plan that fits, of those between a timeline's order and a low-memory one.
 
-    Blends are tried by bisection, as if more of the low-memory order always needed less memory.
+    Weights of blends are bisected, as if more of the low-memory order always needed less memory.
 
     Args:
         arrays: The graph.

@@ -2,15 +2,16 @@
 
 Problem: run all ops of a graph on one device, in a topological order whose peak is the smallest.
 
-Idea: move one op at a time to another place between the last op that it waits for and the first
-that waits for it. Only places between the two change what they hold, so a move costs as much as it
-is far, and the readers of what the op reads. Bytes above a target, a little below the smallest
-peak so far, are to vanish, summed over places; what makes them more is taken with a probability
-that falls to zero. Then lifetimes are shortened within that peak: ops moved below the target at
-random would hold much that could be freed, which a search for second calls would have to undo.
+Idea: move one op at a time to another position between the last op that it waits for and the first
+that waits for it. Only positions between the old and the new one change what they hold, so a move
+costs its distance, plus the readers of what the op reads. The objective is the bytes above a
+target, a little below the smallest peak so far, summed over positions; moves that increase it are
+accepted with a probability that falls to zero. Then lifetimes are shortened within that peak:
+random moves below the target leave much in memory that could be freed, which a search for second
+calls would have to undo.
 
-A graph as eager execution runs it is near its least peak (GPT-2: nothing is gained, an unrolled
-RNN: 3.5 %); one whose file says no order is not (networks of 250 and 1,000 random ops: 17 and 6 %
+A graph in the order of eager execution is near its least peak (GPT-2: no gain, an unrolled RNN: 3.5
+%); a graph whose file states no order is not (networks of 250 and 1,000 random ops: 17 and 6 %
 below the orders of `low_memory_orders`). O(min(`WORK`, `WORK_OF_PAIR` n²)), at most a second.
 """
 
@@ -43,7 +44,7 @@ TARGET, HOT = 0.99, 0.02
 
 
 class Step(NamedTuple):
-    """Who waits for whom, and which storages (by the tensor that owns them) ops take and read.
+    """Dependences, and the storages (by the tensor that owns them) that ops make and read.
 
     Attributes:
         before_ptr: Rows of `before`, by op.
@@ -75,7 +76,7 @@ class Step(NamedTuple):
 
 
 class Order(NamedTuple):
-    """An order, and what it holds.
+    """An order, and the bytes held along it.
 
     Attributes:
         op: By place.
@@ -95,7 +96,7 @@ class Order(NamedTuple):
 
 
 def least_peak_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
-    """Return positions in an order of small peak on one device, at most that of eager frees.
+    """Return positions in an order with a small peak on one device, at most that of eager frees.
 
     Args:
         arrays: The graph.

@@ -1,8 +1,7 @@
 """Orders that need little memory, as positions of the ops in them.
 
-Two topological orders can be blended: any weighted mean of the positions in two topological orders
-grows along every edge, so sorting by it gives a topological order again, as near to one or the
-other as the weight says.
+Two topological orders can be blended: a weighted mean of the positions in both grows along every
+edge, so sorting by it gives a topological order again; the weight says how close it is to each.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -49,12 +48,12 @@ def blended_positions(
 
 
 def eager_free_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
-    """Return positions in the file's order, but ops that free what they take are drawn forward.
+    """Return positions in the file's order, with ops moved forward that free their inputs.
 
-    So is what begins a chain of up to `CHAIN` ops that frees in the end what it takes: of an
-    optimizer whose update makes a tensor of its own before it reads the gradient. An update then
-    runs as soon as its gradient exists, and frees it. Where that needs more on one device than
-    single ops drawn forward, only those are. O((ops + edges) log ops).
+    So are chains of up to `CHAIN` ops that free, in the end, what they take, as in an optimizer
+    whose update makes a tensor of its own before it reads the gradient. An update then runs as soon
+    as its gradient exists, and frees it. If this needs more memory on one device than moving single
+    ops, only those are moved. O((ops + edges) log ops).
     """
     base, largest = file_positions(arrays), int(arrays.tensor_bytes.max(initial=0))
     tiny = max(8, largest // (TINY * max(arrays.num_ops, 1)))
@@ -70,10 +69,10 @@ def eager_free_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
 
 
 def frugal_alone(arrays: GraphArrays, plan: PlanArrays) -> PlanArrays:
-    """Return a plan that runs all on one device in the file's order, if that needs less memory.
+    """Return the plan, in the file's order if it uses one device and needs less memory so.
 
-    All orders take the same seconds there; one made for speed may hold what
-    `torch.utils.checkpoint` is to free, 4.1 GiB instead of 1.5 for a GPT-2 of 24 layers.
+    On one device all orders take the same time; one made for speed may hold what
+    `torch.utils.checkpoint` should free, 4.1 GiB instead of 1.5 for a GPT-2 of 24 layers.
 
     Args:
         arrays: The graph.

@@ -1,4 +1,4 @@
-"""Memory-constrained schedules: the least memory that a global order needs, the rest spent on time.
+"""Memory-constrained schedules: the least memory that an order needs, the rest spent on speed.
 
 Take any topological order of all ops, over all devices. A plan that runs each device's ops in this
 order cannot deadlock if every message has an instant in it, its *slot*, at which it can be sent:
@@ -6,10 +6,9 @@ the receive is posted before the first op of the receiver after the slot, and th
 its last op before the slot. The latest slot, just before the first consumer, makes a device hold no
 tensor that one device would not hold at that point of the order (sizes of views aside).
 
-`memory_bounded_plan` starts there. Where a sender then holds too much, its messages are given
-earlier slots (`early_slots`). Then, while a device stays below its capacity, receives are
-posted earlier and sends are held longer, towards the positions that cost no time, first messages
-first.
+`memory_bounded_plan` starts there. If a sender then holds too much, its messages get earlier slots
+(`early_slots`). Then, while a device stays below its capacity, receives are posted earlier and
+sends are held longer, towards the positions that cost no time, in the order of the messages.
 
 A plan's `post_before` is the post of an irecv and its `hold_until` the wait of an isend.
 O((ops + edges) log ops + messages log^2 ops).
@@ -68,7 +67,7 @@ def memory_bounded_plan(
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
 ) -> PlanArrays:
-    """Return the fastest plan found that keeps to an order and, if any does, to the capacities.
+    """Return the fastest plan found that follows an order and, if possible, fits the capacities.
 
     Args:
         arrays: The graph.
@@ -190,12 +189,12 @@ def fast_memory_bounded_plan(
 ) -> PlanArrays:
     """Return the plan of `memory_bounded_plan` with fewer walks over the graph, for large ones.
 
-    Sends are held no shorter than for the latest slot, which that plan gives up where nothing is
-    gained, and messages are sorted by an instant at which each can be sent, not by a simulation.
+    Sends are held at least until the latest slot, even if that gains nothing, and messages are
+    sorted by an instant at which each can be sent, not by a simulation.
 
     Args:
         arrays: The graph.
-        timeline: Of the placement and the order, with memory spent freely.
+        timeline: Of the placement and the order, without memory limits.
         num_devices: Number of devices.
         place: Device of each op.
         position: Of each op in a topological order of all ops.
@@ -226,7 +225,7 @@ def latest_slot_plan(
     position: Int64[ndarray, " n"],
     overwrites: Int64[ndarray, "w 2"],
 ) -> PlanArrays:
-    """Return the plan with every message in its latest slot, in which it needs least memory.
+    """Return the plan with every message in its latest slot, where it needs least memory.
 
     Args:
         arrays: The graph.

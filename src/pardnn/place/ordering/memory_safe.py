@@ -1,20 +1,20 @@
-"""Memory-safe list scheduling: an op starts only if all that is left can still run to its end.
+"""Memory-safe list scheduling: an op starts only if all remaining ops can still run to the end.
 
-A list scheduler that only looks at what is free now gets stuck: devices fill up with pieces of work
-none of which can be finished. Here a *reference order* of all ops, which fits, is the banker's
-proof: an op may start out of its turn if, after it, the rest of the reference order still fits on
-every device. Known along that order is what each device will hold at each of its ops, in a segment
-tree; starting an op early adds what it makes and receives up to its turn, and takes away what is
-thereby used for the last time. The first op left of the reference order may always start, so
-no schedule ends early; with one piece of the batch after the other as the reference order, this is
-a reserve for the oldest unfinished piece.
+A list scheduler that only considers current free memory gets stuck: devices fill up with pieces of
+work none of which can be finished. Here a *reference order* of all ops, which fits, serves as the
+banker's proof: an op may start out of turn if, after it, the rest of the reference order still fits
+on every device. A segment tree has the bytes that each device will hold at each op of that order;
+starting an op early adds what it makes and receives until its turn, and removes what is thereby
+used for the last time. The first remaining op of the reference order may always start, so no
+schedule gets stuck; if the reference order is one piece of the batch after the other, this is a
+reserve for the oldest unfinished piece.
 
-Among ops that may start, a device takes the one with the smallest key. Messages are thought to be
-in their latest slots (`memory_bounded`): a sender holds a tensor until its receiver reads it. So
-the plan in the order found fits wherever the reference order does. Contention is not seen.
+Among ops that may start, a device takes the one with the smallest key. Messages are assumed to take
+their latest slots (`memory_bounded`): a sender holds a tensor until its receiver reads it. So a
+plan in the order found fits if the reference order does. Contention is ignored.
 
 Reference: Dijkstra, "Een algorithme ter voorkoming van de dodelijke omarming" (EWD 108), 1965, the
-banker's algorithm; with one fixed safe sequence each request is judged in O(uses log ops).
+banker's algorithm; with one fixed safe sequence each request is decided in O(uses log ops).
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -109,7 +109,7 @@ def safe_schedule(
 ) -> float:
     """Fill when each op starts, and all ops in that order; return the makespan in seconds.
 
-    It is infinite where no op can start any more, or where the makespan would be above the limit.
+    It is infinite if no op can start any more, or if the makespan would exceed the limit.
 
     Args:
         e: The edges.
@@ -117,9 +117,10 @@ def safe_schedule(
         r: The reserve.
         workspace: Bytes of each op.
         key: Of ready ops of a device, the one with the smallest starts.
-        slack: By how much the key of an op may exceed that of the first on its device that has not
-            started: 0 keeps to the keys, infinity lets no device wait that could start something.
-        tail: Seconds from each op's start to the end of the step at least.
+        slack: By how much the key of an op may exceed the smallest key of those not started on its
+            device: 0 follows the keys strictly; with infinity, no device waits that could start
+            something.
+        tail: Least seconds from each op's start to the end of the step.
         limit: Seconds.
         start: Filled in seconds.
         order: Filled.

@@ -1,13 +1,14 @@
-"""Modulo scheduling: each piece of a step does the same a period later.
+"""Modulo scheduling: each piece of a step repeats the schedule of the previous one a period later.
 
-Of one piece, each op gets the first time at which what it reads is there and its device is free in
-every period; the following pieces repeat it. The shortest period is the work of the busiest device,
-and what a device holds is then the lifetimes of one piece's tensors over the period: a schedule
-without gaps and with short lifetimes, which a scheduler that starts whatever it can does not find,
-since it starts pieces early that hold memory and finish no sooner. Ops of a piece that no other
-device waits for (weight gradients) are put last, and may be delayed by a number of periods.
+Each op of one piece gets the first time at which its inputs exist and its device is free in every
+period; the following pieces repeat this. The shortest period is the work of the busiest device, and
+the bytes that a device holds are then the lifetimes of one piece's tensors divided by the period.
+This gives schedules without gaps and with short lifetimes. A scheduler that starts whatever it can
+does not find them, because it starts pieces early that hold memory and finish no sooner. Ops of a
+piece that no other device waits for (weight gradients) come last, and may be delayed by a number of
+periods.
 
-The times are not kept to: they are keys by which `safe_schedule` orders what is ready.
+The times are not binding: they are keys by which `safe_schedule` orders ready ops.
 
 Reference: Rau, "Iterative modulo scheduling", MICRO 1994 (without its backtracking).
 """
@@ -32,7 +33,7 @@ SMALL = 1e-9
 
 
 class Model(NamedTuple):
-    """One piece's ops in the reference order, and what waits for what in it.
+    """One piece's ops in the reference order, and their dependences.
 
     Attributes:
         ops: Ops of the first piece, in the reference order.
@@ -211,10 +212,10 @@ def modulo_keys(
         pieces: The pieces.
         edges: Of the placement.
         model: The first piece.
-        reference: Position of each op in a topological order, which settles ties.
+        reference: Position of each op in a topological order, which breaks ties.
         times: From `modulo_times`.
         period: Seconds between two pieces.
-        delay: Periods by which ops are delayed that no other device waits for.
+        delay: Periods by which to delay ops that no other device waits for.
     """
     key = times[pieces.model] + period * np.maximum(pieces.piece, 0)
     key += np.where(model.is_filler, delay * period, 0.0)

@@ -1,10 +1,10 @@
-"""Search over orders of a placed step whose pieces are alike, within what devices may hold.
+"""Search over orders of a placed step whose pieces are alike, within the memory of the devices.
 
-Every order is made by `safe_schedule` from keys, so all of them fit wherever the reference order
-(one piece after the other) does. First keys come from modulo schedules: of several periods, of
-weight gradients later and later, and with devices that wait more or less for what is next by key.
-Then the best are changed at random (`improved`). Deterministic for a seed and a budget of work.
-What is best by the estimate is completed to plans, and the simulator decides.
+`safe_schedule` makes every order from keys, so all of them fit if the reference order (one piece
+after the other) does. The first keys come from modulo schedules: with several periods, with weight
+gradients delayed more and more, and with devices that wait more or less for the next op by key.
+Then the best are changed at random (`improved`). The search is deterministic for a seed and a
+budget of work. The best by the estimate are completed to plans, and the simulator decides.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Scheduled(NamedTuple):
     order: Int64[ndarray, " n"]
 
     def is_better(self, other: Scheduled) -> bool:
-        """Return whether it ends earlier, or as early with ops started earlier."""
+        """Return whether it ends earlier, or at the same time with ops started earlier."""
         return (self.makespan, self.mean_start) < (other.makespan, other.mean_start)
 
 
@@ -90,7 +90,7 @@ def placed(
         machine: Durations and links.
         place: Device of each op.
         pieces: Pieces of the step.
-        reference: Position of each op in the order that proves that the rest fits.
+        reference: Position of each op in the reference order of `safe_schedule`.
         capacities: Usable bytes per device.
     """
     edges = edges_of(arrays, machine, place)
@@ -152,10 +152,10 @@ def by_modulo(
 def improved(step: Placed, best: Scheduled, schedules: int, seed: int) -> Scheduled:
     """Return the best schedule found near one by random changes of its keys.
 
-    Keys are between the times at which ops start and the latest at which they could, which moves
-    ops with the paths that they are on; both with noise, and those that no other device waits for
-    at times earlier or later against the others. What is worse by no more than a tolerance, which
-    falls to zero, is changed further.
+    Keys are between the times at which ops start and the latest times at which they could, which
+    moves ops together with their paths. Both get noise, and ops that no other device waits for are
+    sometimes shifted against the others. A schedule that is worse by no more than a tolerance,
+    which falls to zero, is changed further.
 
     Args:
         step: The placed step.
@@ -218,7 +218,7 @@ def plans_of(
 
 
 def promising(steps: Sequence[Placed]) -> list[Placed]:
-    """Return the placements with the shortest schedules of a few."""
+    """Return the placements whose shortest schedule, of a few tried, is best."""
     probed = [by_modulo(step, PROBES, 1)[0].makespan for step in steps]
     return [steps[i] for i in np.argsort(probed, kind="stable")[:MOST_PLACEMENTS].tolist()]
 

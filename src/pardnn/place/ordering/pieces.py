@@ -1,11 +1,10 @@
 """Pieces of a step that are alike: microbatches, found from the graph alone.
 
-Two ops are alike if they are the same call of one group on inputs that come from ops that are
-alike, all the way up; state that outlives the step is like nothing but itself. So the forward of a
-layer on one microbatch is like that on another, and unlike that of any other layer. A graph whose
-batch was cut says by its names what is a piece (`plan.pieces`). Else the number of
-pieces is the one of most of the work; what is there once (sums of gradients, the update) belongs to
-no piece. O(edges log edges).
+Two ops are alike if they make the same call in one group on inputs made by ops that are alike,
+recursively; state that outlives the step is like nothing but itself. So the forward pass of a layer
+on one microbatch is like that on another, and unlike that of any other layer. If the graph's batch
+was cut, names say what a piece is (`plan.pieces`). Otherwise most of the work decides the number of
+pieces. Ops that exist once (sums of gradients, the update) belong to no piece. O(edges log edges).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(graph: Graph, seconds: Float64[ndarray, " n"]) -> Pieces | None:
-    """Return the pieces of a step; None if most of it is there once.
+    """Return the pieces of a step; None if most of its ops exist once.
 
     Args:
         graph: The graph.
@@ -103,7 +102,7 @@ def _kinds(graph: Graph) -> Int64[ndarray, " n"]:
 def piece_by_piece(graph: Graph, pieces: Pieces) -> Int64[ndarray, " n"]:
     """Return each op's position in the order of one piece after the other: it needs least memory.
 
-    An op of no piece comes as soon as what it reads is there.
+    An op of no piece comes as soon as its inputs exist.
 
     Args:
         graph: The graph.

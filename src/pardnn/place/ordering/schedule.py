@@ -1,10 +1,11 @@
-"""From a placement to a complete plan: order, messages, where they are posted and held.
+"""From a placement to a complete plan: order, messages, posts and holds.
 
-The order of each device is the start order of an emulation. A receive is posted as late as costs
-no time: before the last op that its device reaches no later than the transfer can start. A send is
-held as short as costs no time: until the first op of the sender that finishes no earlier than the
-transfer; or as long as the sender has the tensor anyway, for a receiver may be late, and is among
-many steps. None moves an op, so the simulator finds the emulation's times again under `order`.
+The order of each device is the start order of an emulation. A receive is posted as late as costs no
+time: before the last op that its device reaches no later than the transfer can start. A send is
+held as briefly as costs no time: until the first op of the sender that finishes no earlier than the
+transfer; or as long as the sender has the tensor anyway, because over many steps receivers are
+sometimes late. Neither moves an op, so simulating the plan in its own order gives the emulated
+times again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def ordered_plan(
     timeline: Timeline,
     overwrites: Int64[ndarray, "w 2"],
 ) -> PlanArrays:
-    """Return the plan that keeps to a timeline; see the module's docstring.
+    """Return the plan that follows a timeline; see the module's docstring.
 
     Args:
         arrays: The graph.
@@ -78,7 +79,7 @@ def free_plan(
     place: Int64[ndarray, " n"],
     position: Int64[ndarray, " n"],
 ) -> PlanArrays:
-    """Return the plan of an order that spends memory freely: nothing waits but for data.
+    """Return the plan of an order without memory limits: ops wait only for data.
 
     Args:
         arrays: The graph.
@@ -148,7 +149,7 @@ def first_overwrite(
 def first_reaching(
     values: Int64[ndarray, " n"] | Float64[ndarray, " n"], begin: int, end: int, least: float
 ) -> int:
-    """Return the first position with a value of at least so much, or the end; most are near.
+    """Return the first position with a value of at least `least`, or the end; fast if it is near.
 
     Args:
         values: Increasing between the two positions.

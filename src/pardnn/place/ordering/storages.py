@@ -1,9 +1,9 @@
-"""What a placement makes devices hold, as a table: whose use begins and ends each storage.
+"""The storages that a placement makes devices hold, as a table: which ops and messages use each.
 
-Of every storage on every device, those computed there and the received copies, the ops that make,
-read or view it, and the messages that carry it away. With it the bytes held along any order can be
-followed op by op, without a plan. Residual storages, which are held always, are summed up instead.
-`reserve_of` says what one order takes.
+For every storage on every device, computed there or received, it lists the ops that make, read or
+view it, and the messages that carry it away. With it, the bytes held along any order can be
+followed op by op, without a plan. Residual storages, which are always held, are only summed.
+`reserve_of` says what one order needs.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -27,7 +27,7 @@ from pardnn.sim.transfers import transfers_of
 
 
 class Reserve(NamedTuple):
-    """What the reference order takes.
+    """The memory that the reference order needs.
 
     Attributes:
         position: Of each op in the lists of the devices, one after the other.
@@ -185,7 +185,7 @@ def reserve_of(
     reference: Int64[ndarray, " n"],
     capacity: Int64[ndarray, " k"],
 ) -> Reserve:
-    """Return what a reference order takes.
+    """Return the memory that a reference order needs.
 
     Args:
         arrays: The graph.

@@ -1,9 +1,10 @@
 """Clusters as nodes of a graph: their time windows, their potentials, the transfers between them.
 
-`span(sc)` is the window in which a cluster could run, and `potential(sc)` the work of others that
-could run meanwhile (thesis, Table 4.2). Both come from the levels of the clustered graph, in which
-an edge within a cluster costs nothing. Edges between clusters lie row by row, so that mapping and
-swaps read a few neighbouring rows per cluster. O((ops + edges) + ops log levels).
+`span(sc)` is the window in which a cluster could run, and `potential(sc)` the work of other
+clusters that could run at the same time (thesis, Table 4.2). Both come from the levels of the
+clustered graph, in which an edge within a cluster costs nothing. Edges between clusters are stored
+row by row, so that mapping and swaps read a few neighbouring rows per cluster.
+O((ops + edges) + ops log levels).
 
 Deviations: a tensor is counted once per cluster, however many of its ops read it. Above
 `MAX_LEVELS` distinct top levels, neighbours are counted as one, so that the Fenwick trees over
@@ -37,7 +38,7 @@ class ClusterGraph(NamedTuple):
         begin: First level of a cluster's span.
         end: The level after its span.
         weight: Seconds of work.
-        potential: Seconds of work of others that may run within the span.
+        potential: Seconds of work of other clusters that may run within the span.
         inside: Seconds per device class within the span; 0 for what a class cannot run.
         ptr: Where the ops of a cluster begin in `level` and `seconds`.
         level: Index of each op's top level among `levels`, cluster by cluster.

@@ -1,9 +1,9 @@
 """Critical-path switches, ParDNN's second refinement policy (thesis, section 4.1.1, "Refinement").
 
 Once the graph is partitioned, edges between devices cost time and edges within one do not, so the
-critical path is another one than that of slicing. Along it, an endpoint of an edge that crosses
-devices joins the other end's device if that shortens every path through it, which the levels of its
-neighbours tell. Then levels are computed again; one call is one round. O(ops + edges).
+critical path differs from that of slicing. Along it, an endpoint of an edge that crosses devices
+joins the other end's device if that shortens every path through it, according to the levels of its
+neighbours. Then levels are computed again; one call is one round. O(ops + edges).
 
 Deviations: a switch moves a whole co-location group, and only to a device that can run it.
 Contention on the links is not counted.

@@ -1,13 +1,12 @@
 """Initial merge (ParDNN, Algorithm 2, lines 1 to 7; thesis, section 4.1.1, "Mapping").
 
 A secondary cluster whose communication exceeds its potential, `comm(sc) - potential(sc) > 0`, could
-not hide its messages behind the work of others and would gain nothing from a device of its own. It
-joins the primary with which it communicates most. O(C log C + edges between clusters) for C
-clusters.
+not hide its messages behind other work and would gain nothing from another device. It joins the
+primary with which it communicates most. O(C log C + edges between clusters) for C clusters.
 
-Deviations: clusters are merged heaviest first, for the thesis names no order; one that communicates
-with no primary that can run it is left for level-aware balancing. A tensor is sent to a cluster
-once, at the cost of the slowest link.
+Deviations: clusters are merged heaviest first, since the thesis names no order; one that
+communicates with no primary that can run it is left for level-aware balancing. A tensor is sent to
+a cluster once, at the cost of the slowest link.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Level-aware load balancing, LALB (ParDNN, Eq. 4.2 and Algorithm 2, lines 8 to 15).
 
 Each secondary cluster that was not merged, heaviest first, goes to the device with the least sum of
-the work that is already there within `span(sc)` and of the communication of sc with the others. So
-load is balanced where in time the cluster runs, not over the whole step. Ties go to the device with
-which it communicates most (the thesis's rule), then to the less loaded one, then to the first.
+two terms: the work that is already there within `span(sc)`, and the communication of sc with other
+devices. So load is balanced at the time when the cluster runs, not over the whole step. Ties go to
+the device with which it communicates most (the thesis's rule), then to the less loaded one, then to
+the first.
 
 Work by top level is kept in one Fenwick tree per device.
 O(V log V + S (K log V + K D)) for S secondaries that communicate with D devices each.

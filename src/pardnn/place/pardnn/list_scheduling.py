@@ -4,7 +4,7 @@ Ops in order of a key, each on the device where `finish + downstream` is smalles
 earliest finish there (Topcuoglu et al., HEFT, 2002); `downstream` is the longest path from there to
 the end of the step if every later op stays on its *home*, the device of the placement that the pass
 starts from. Without homes it is plain HEFT. Repeated with its own result as the new homes, it moves
-ops off the device that is late and keeps them near those that wait for them.
+ops away from late devices and keeps them near the ops that wait for them.
 
 Link contention is ignored while choosing; the simulator decides. O((ops + edges) K + ops log ops);
 with equal links between all devices O(ops K + edges + ops log ops).

@@ -1,13 +1,13 @@
 """Mapping (ParDNN, Algorithm 2): every cluster gets a device.
 
 First the initial merge (`initial_merge`), then level-aware load balancing of the clusters that are
-left (`level_aware_balancing`). Primaries are the devices themselves: the heaviest one is the
-fastest device's.
+left (`level_aware_balancing`). Each primary stands for one device: the heaviest one for the fastest
+device.
 
 Reference: thesis, section 4.1.1, "Mapping".
 
-Deviations: devices may differ, and may not be able to run every op. Where no device can run all of
-a cluster, its groups are sent, one by one, to a device that can run them.
+Deviations: devices may differ, and may not be able to run every op. If no device can run all of a
+cluster, its groups are mapped one by one to a device that can run them.
 """
 
 from __future__ import annotations

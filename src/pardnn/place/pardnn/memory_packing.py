@@ -1,16 +1,17 @@
 """Memory packing (ours): placements that start from memory, as starts for repair.
 
-Residual groups are packed first, the rest goes near its inputs.
+Residual groups are packed first; the other ops go near their inputs.
 
-Every op is attributed to a residual unit: the one it belongs to, else the one from which it reads
-most bytes, directly or through ops attributed before. Units are cut into one stretch per device in
-the order in which they are first used, so that the bytes attributed to each device at the peak of
-one device's memory are in proportion to its capacity. What follows looks like the stages of a
-pipeline: little communication, and residual and transient bytes spread alike. O(ops + edges).
+Every op is attributed to a residual unit: the one it belongs to, or else the one from which it
+reads most bytes, directly or through ops attributed before. Units, in the order of their first use,
+are cut into one contiguous range per device, so that the bytes attributed to each device, at the
+moment when a single device would be fullest, are in proportion to its capacity. The result looks
+like the stages of a pipeline: little communication, and both residual and transient bytes spread
+evenly. O(ops + edges).
 
-Where a batch is large, activations are larger than parameters, and all ops would follow the first
-one to a single unit. So a unit that has its share of what is held at the peak is full: what else
-would be held there begins a new one, and backward ops follow what is held for them.
+If the batch is large, activations are larger than parameters, and all ops would follow the first
+one to a single unit. So a unit that has its share of what is live at the peak is full: further
+tensors begin a new unit, and backward ops follow the tensors that are held for them.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -69,12 +70,12 @@ def packed_place(
 def balanced_place(
     problem: Problem, position: Int64[ndarray, " n"], capacity: Int64[ndarray, " k"]
 ) -> Int64[ndarray, " n"]:
-    """Return a placement with residual units packed for size alone, the rest near them.
+    """Return a placement with residual units packed by size alone, and other ops near them.
 
-    Largest first onto the device with most room left, after what stays where it is. If the units
-    pack into the capacities less the transient bytes of one device in this order, the plan that
-    keeps to the order fits, since no device holds a transient tensor that one device would not hold
-    (sizes of views aside).
+    The largest goes first, onto the device with most room left, after units that must stay where
+    they are. If the units fit into the capacities less the transient bytes of one device in this
+    order, the plan that follows the order fits, since no device holds a transient tensor that one
+    device would not hold (sizes of views aside).
 
     Args:
         problem: Its groups must join views.

@@ -1,7 +1,7 @@
 """Memory potential, M_pot(n, t) (ParDNN; thesis, Table 4.2 and section 4.1.2).
 
-M_pot is what leaves a device at a time t if n leaves it: the outputs of predecessors of which n is
-the last consumer there, and n's own output while n runs. It is the weight of an op in the knapsack
+M_pot is the memory that leaves a device at time t if n leaves it: the outputs of predecessors whose
+last consumer there is n, and n's own output while n runs. It is the weight of an op in the knapsack
 (`overflow_knapsack`).
 
 Deviations: the potential is that of a *unit*, a co-location group, and its own outputs count for as
@@ -9,10 +9,10 @@ long as they would leave with it, not only while it runs. With messages in their
 input that is made on the device leaves it only just before the op runs elsewhere.
 
 Each unit's potential is a sum of terms: a storage or a received copy that the unit alone keeps on a
-device, from one leaf of the order to another (`memory_tracking`), but for a hole in which ops of
-other units that read it there would make a copy stay. All terms of a placement are listed once,
-instead of the potential of every unit at every overflow. When units move, the terms of their
-neighbours become approximate: they only select candidates, and the segment trees of
+device, from one leaf of the order to another (`memory_tracking`), except for a hole in which a copy
+would stay because ops of other units read it there. All terms of a placement are listed once,
+instead of computing the potential of every unit at every overflow. When units move, the terms of
+their neighbours become approximate: they only select candidates, and the segment trees of
 `memory_tracking` decide.
 
 The terms of a device are sorted by where they begin, so a sequential scan that skips blocks which
@@ -42,11 +42,10 @@ BLOCK = 64
 
 
 class MemoryPotential(NamedTuple):
-    """The terms of the potentials of all units, on the devices that hold too much.
+    """The terms of the potentials of all units, on the devices that exceed their capacity.
 
     Attributes:
-        ptr: Terms `ptr[d]` to `ptr[d + 1]` are those on device d; none if it holds no more than it
-            may.
+        ptr: Terms `ptr[d]` to `ptr[d + 1]` are those on device d; none if it does not overflow.
         term: First and last leaf, first and last leaf of the hole, unit, bytes.
         until: Last leaf of each `BLOCK` terms.
     """

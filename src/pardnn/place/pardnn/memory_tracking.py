@@ -39,7 +39,7 @@ MAX_LEAVES = 1 << 15
 
 
 class MemoryProfile(NamedTuple):
-    """Bytes held on each device along a global order, and what they come from.
+    """Bytes held on each device along a global order, and the data they are computed from.
 
     Attributes:
         position: Of each op in the order.
@@ -47,7 +47,7 @@ class MemoryProfile(NamedTuple):
         capacity: Usable bytes of each device.
         top: One segment tree per device, see `kernels.segment_tree`.
         add: Of the same trees.
-        shift: Leaf of an op is its position without so many low bits.
+        shift: Leaf of an op is its position shifted right by this many bits.
         owner: Tensor that owns the storage of each tensor.
         alias_ptr: Tensors that share the storage that tensor t owns, itself included, are
             `alias[alias_ptr[t]:alias_ptr[t + 1]]`.
@@ -105,8 +105,8 @@ class TrackedMemory(NamedTuple):
     Attributes:
         profile: Its memory profile.
         live_ranges: What the profile comes from.
-        least: Bytes that each device holds at some leaf, in any order of the leaf's ops: what
-            begins or ends there is left out.
+        least: Bytes that each device holds at some leaf at least, in any order of the leaf's ops:
+            storages that begin or end there are left out.
     """
 
     profile: MemoryProfile

@@ -3,16 +3,16 @@
 While a device exceeds its capacity by O bytes at some point of the order, choose among the *units*
 (co-location groups) that hold bytes there so that their potentials sum to at least O and their
 `move_cost` is least (Eq. 4.4), greedily, with the thesis's two heaps: one by `move_cost / M_pot`,
-and one by `move_cost` alone of the units that resolve the overflow by themselves. Of the two tops
-the cheaper one moves. `move_cost` is a unit's seconds plus its communication with its own device
-(Eq. 4.5); `M_pot` the bytes that leave the device at that point (`memory_potential`). The unit goes
-to the device with which it communicates most, of those that stay within their capacity.
+and one by `move_cost` alone, with the units that resolve the overflow by themselves. The cheaper of
+the two tops moves. `move_cost` is a unit's seconds plus its communication with its own device (Eq.
+4.5); `M_pot` the bytes that leave the device at that point (`memory_potential`). The unit goes to
+the device with which it communicates most, of those that stay within their capacity.
 
 Deviations: the traversal goes to the largest overflow first instead of from the sink back; memory
 is tracked along one fixed global order (`memory_tracking`). A unit moves at most once per round,
 and in a large graph tries `MAX_TRIES` devices. Potentials are listed before units move, and again
-where no unit is left that helps. O(alive + storages / BLOCK) per overflow point, plus O(consumers
-log ops) per move, where the thesis recomputes both, O(V ** 2).
+if no unit that helps is left. O(alive + storages / BLOCK) per overflow point, plus
+O(consumers log ops) per move, where the thesis recomputes both, O(V ** 2).
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -44,7 +44,7 @@ _FITS, _FAILS, _STALE = 0, 1, 2
 
 
 class Units(NamedTuple):
-    """The graph by units: what moves, and what it communicates with."""
+    """The graph by units: their ops, and the units that each communicates with."""
 
     group: Int64[ndarray, " n"]
     member_ptr: Int64[ndarray, " g+1"]

@@ -3,8 +3,9 @@
 Step 1 (`step1_makespan`) minimises the simulated time: graph slicing (Algorithm 1, `slicing`),
 mapping (Algorithm 2, `mapping`: `initial_merge`, then Eq. 4.2 in `level_aware_balancing`) and
 refinement (`swaps`, `critical_path_switch`). Step 2 (`step2_memory`) satisfies the memory limits:
-it tracks what devices hold (Eq. 4.3, `memory_tracking`), finds what would leave a device with each
-op (M_pot, `memory_potential`) and moves ops until all fits (Eqs. 4.4 and 4.5, `overflow_knapsack`).
+it tracks memory consumption (Eq. 4.3, `memory_tracking`), computes the bytes that would leave a
+device with each op (M_pot, `memory_potential`) and moves ops until every device fits (Eqs. 4.4 and
+4.5, `overflow_knapsack`).
 
 Reference: Qararyah, Wahib, Dikbayir, Belviranli, Unat, "A computational-graph partitioning method
 for training memory-constrained DNNs", Parallel Computing 2021, and Qararyah's thesis, chapter 4,
@@ -62,8 +63,8 @@ def place_pardnn(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Not used: nothing is random.
         known: Where state is, and where ops ran before.
-        below: Seconds of a plan that is there: where memory binds, the search ends early if it is
-            far from that.
+        below: Seconds of a known plan: if memory binds, the search ends early when it is far from
+            this.
 
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.

@@ -37,7 +37,7 @@ class Problem(NamedTuple):
         member_ptr: Ops of group g are `member[member_ptr[g]:member_ptr[g + 1]]`.
         member: The ops.
         views: Ops that only view a tensor.
-        fixed: Device of each group that holds state which stays where it is, -1 for the others.
+        fixed: Device of each group that holds state in place, -1 for the others.
     """
 
     arrays: GraphArrays
@@ -82,8 +82,8 @@ def problem_of(
         arrays: The graph.
         machine: Durations and links.
         adjacency: The graph's edges, if they are known.
-        pins: The only device of each op that one device alone can run for what is there; -1 for
-            the others. None: for all.
+        pins: The device of each op that its state ties to one; -1 for the others. None: no op is
+            pinned.
 
     Raises:
         InfeasibleError: E302, if a group can run nowhere.
@@ -115,7 +115,7 @@ def problem_of(
 def cluster_rows(
     of: Int64[ndarray, " n"], num_clusters: int
 ) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " m"]]:
-    """Return the ops of each cluster as compressed sparse rows; ops with a negative one are out."""
+    """Return the ops of each cluster as compressed sparse rows; negative clusters are left out."""
     counts = np.bincount(of + 1, minlength=num_clusters + 1)
     ptr = np.cumsum(counts) - counts[0]
     member = np.empty(int(ptr[-1]), dtype=np.int64)
@@ -124,7 +124,7 @@ def cluster_rows(
 
 
 def heaviest_first(problem: Problem, clusters: Clusters) -> Clusters:
-    """Number the secondaries by decreasing work, as mapping visits them: rows are then in line."""
+    """Number the secondaries by decreasing work, in the order in which mapping reads their rows."""
     k, c = problem.machine.num_devices, len(clusters.head)
     weight = np.bincount(clusters.of, weights=problem.seconds, minlength=c)
     turn = np.concatenate([np.arange(k), k + stable_order(-weight[k:])])

@@ -1,9 +1,10 @@
-"""Renumbering: ops numbered as list scheduling visits them, so that neighbours lie together.
+"""Renumbering: ops numbered as list scheduling visits them, so that neighbours are close in memory.
 
-A planner visits ops by priority, and a file may hold them in any order: at a million ops most of
-the time went into waiting for the memory of ops that had little to do with each other. Numbered by
-decreasing bottom level, which is a topological order, what is visited together lies together: a
-pass of list scheduling takes half the time. O((ops + edges) + ops log ops), once per plan.
+A planner visits ops by priority, while a file may hold them in any order: at a million ops most of
+the time was spent waiting for memory, because ops visited in turn were far apart in it. Numbered by
+decreasing bottom level, which is a topological order, ops that are visited together are close in
+memory: a pass of list scheduling takes half the time. O((ops + edges) + ops log ops), once per
+plan.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Graph slicing (ParDNN, Algorithm 1): K critical paths, then the rest as paths or single ops.
 
-K times: bottom levels on the ops not yet peeled; start at the op of largest `bl`, which is where
-the longest path begins, follow the successor with the largest `comm + bl`, and peel the path as a
-primary cluster. Then levels once more, with edges inside a primary free, and the rest is peeled
-into secondary clusters along the successor of largest `w_lvl = tl + bl`, without recomputation.
-O(K (ops + edges) + ops log ops).
+K times: compute bottom levels of the remaining ops; start at the op with the largest `bl`, where
+the longest path begins, follow the successor with the largest `comm + bl`, and peel off the path as
+a primary cluster. Then compute levels once more, with edges inside a primary free, and peel the
+rest into secondary clusters along the successor with the largest `w_lvl = tl + bl`, without
+recomputation. O(K (ops + edges) + ops log ops).
 
 Reference: thesis, section 4.1.1, "Graph slicing"; levels are defined in its Table 4.2.
 

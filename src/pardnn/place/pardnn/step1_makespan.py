@@ -1,8 +1,8 @@
-"""Step 1 of ParDNN: the placement with the shortest simulated step, memory aside.
+"""Step 1 of ParDNN: the placement with the shortest simulated step, ignoring memory.
 
 Slicing, mapping and refinement as in the thesis (section 4.1.1); then list scheduling from their
-result. Placements are timed by the emulator under `priority`, and the best one seen is kept, one
-device included, so no step makes the result worse.
+result. Placements are timed by the emulator under `priority`, and the best one seen is kept,
+including that on one device, so no step makes the result worse.
 
 Deviations: the last refinement. From three starts, the clusters, plain HEFT and a pipeline's stages
 (`memory_packing`), list scheduling is repeated with its own result as the homes (see
@@ -10,10 +10,10 @@ Deviations: the last refinement. From three starts, the clusters, plain HEFT and
 time left in a schedule in which every op starts as late as it can without delaying the end (Li and
 Willis's forward-backward passes, EJOR 1992), which counts the queues of the devices too.
 
-The number of passes is bounded by work, not by time. Above `MAX_OPS`, and above `MANY_OPS` where
-plain HEFT is `NEAR` a bound, it is constant, so that the time is that of a fixed number of walks
-over the graph: list scheduling with the placement fixed stands for the emulator, clusters are
-refined only if, mapped, they are not far behind HEFT, and the best start alone is improved.
+The number of passes is bounded by work, not by time. Above `MAX_OPS`, and above `MANY_OPS` if plain
+HEFT is `NEAR` a bound, it is constant, so that planning takes a fixed number of walks over the
+graph: list scheduling with the placement fixed replaces the emulator, clusters are refined only if
+they are not far behind HEFT after mapping, and only the best start is improved.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
         place: Device of each op.
         order: Ops in the order of their starts, a topological one.
         makespan: Seconds.
-        schedule: Times; of messages too, unless `timeline_of` has yet to add them.
+        schedule: Times; those of messages too, unless `timeline_of` has yet to add them.
     """
 
     place: Int64[ndarray, " n"]
@@ -113,7 +113,7 @@ def is_short(problem: Problem, makespan: float) -> bool:
 
     Args:
         problem: The problem.
-        makespan: Seconds of a plan that needed no search.
+        makespan: Seconds of a plan found without search.
     """
     n = problem.arrays.num_ops
     near = makespan <= NEAR * work_seconds(problem.machine)
@@ -151,7 +151,7 @@ def _priorities(problem: Problem, place: Int64[ndarray, " n"]) -> Float64[ndarra
 def in_order(
     problem: Problem, place: Int64[ndarray, " n"], key: Float64[ndarray, " n"]
 ) -> Candidate:
-    """Simulate a placement that runs its ops in an order, memory spent freely.
+    """Simulate a placement that runs its ops in an order, without memory limits.
 
     Args:
         problem: The problem.

@@ -2,17 +2,17 @@
 
 Starts are placements of step 1, and placements packed by memory (`memory_packing`). Each is
 repaired on orders that need little memory: consumption is tracked (Eq. 4.3, `memory_tracking`) and
-overflows are resolved (Eqs. 4.4 and 4.5, `overflow_knapsack`). Then it is scheduled as fast as its
-memory allows (`ordering.fit`); list scheduling with the residual groups pinned makes new starts of
-what fits. The simulator chooses.
+overflows are resolved (Eqs. 4.4 and 4.5, `overflow_knapsack`). Then it is scheduled as fast as
+memory allows (`ordering.fit`); list scheduling with the residual groups pinned turns plans that fit
+into new starts. The simulator chooses.
 
 Reference: thesis, section 4.1.2. The emulated scheduler of that section is `sim.dynamic`.
 
-Deviations: the thesis repairs one placement; here several are, since where memory binds, the
-fastest placement is often not the one that is best to repair: what is expected to be fastest once
-it fits comes first. Above `MANY_OPS` ops it is one, as in the thesis: the fastest, repaired on its
-own order. Only if that fails, or, up to `ATTEMPT_OPS`, if it takes more than `REPAIR_COSTS` times
-the unlimited makespan, is all else tried.
+Deviations: the thesis repairs one placement; here several are repaired, because if memory binds,
+the fastest placement is often not the best one to repair. Those expected to be fastest once they
+fit come first. Above `MANY_OPS` ops only one is repaired, as in the thesis: the fastest, on its own
+order. Everything else is tried only if that fails, or, up to `ATTEMPT_OPS`, if the result takes
+more than `REPAIR_COSTS` times the unlimited makespan.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def fit_memory(
         task: The task.
         candidates: Of step 1, fastest first.
         start: Of the first one, if it is known.
-        below: Seconds of a plan that is there: the search ends early where it is far from that.
+        below: Seconds of a known plan: the search ends early if it is far from this.
     """
     found: list[Fitting] = []
     if task.problem.arrays.num_ops > MANY_OPS:
@@ -133,14 +133,14 @@ def _fastest(found: list[Fitting]) -> Fitting:
 
 
 class Start(NamedTuple):
-    """The fastest placement, and what it holds along its own order."""
+    """The fastest placement, and its memory along its own order."""
 
     position: Int64[ndarray, " n"]
     tracked: TrackedMemory
 
 
 def start_of(task: Task, candidate: Candidate) -> Start:
-    """Return what repair of a large graph's fastest placement starts from."""
+    """Return the start of repair for a large graph: its fastest placement."""
     position = inverse_permutation(candidate.order)
     place = candidate.place  # groups are together
     if task.units is not task.problem:
@@ -150,7 +150,7 @@ def start_of(task: Task, candidate: Candidate) -> Start:
 
 
 def overflows(start: Start) -> bool:
-    """Return whether the plan of a start is sure to overflow: it holds no less at any point."""
+    """Return whether the plan of a start must overflow: it holds no less at any point."""
     return bool((start.tracked.least > start.tracked.profile.capacity).any())
 
 
@@ -254,7 +254,7 @@ def repaired(
 
 
 def nearest(task: Task) -> PlanArrays:
-    """Return the plan with the smallest overflow of those that repair starts from."""
+    """Return the plan with the smallest overflow among the starts of repair."""
     a, capacity = task.units.arrays, limits(task.capacities)
     plans: list[PlanArrays] = []
     for position in _low_memory_orders(task):

@@ -1,9 +1,9 @@
 """Cluster swaps, the first refinement policy of ParDNN (thesis, section 4.1.1, "Refinement").
 
-A secondary cluster and one on another device that lies within its span change places if that makes
-the larger of the two devices' work in the span smaller, or communication less, or both: what counts
-is the sum of the two gains, in seconds. Of the partners tried the one with the largest gain is
-taken. Each cluster is swapped at most once. O(C (log C + K log V) + swaps V) for C clusters.
+A secondary cluster and one on another device within its span change places if that reduces the
+larger of the two devices' work in the span, or communication, or both: the sum of the two gains, in
+seconds, has to be positive. Of the partners tried, the one with the largest gain is taken. Each
+cluster is swapped at most once. O(C (log C + K log V) + swaps V) for C clusters.
 
 Deviations: a cluster tries the `SWAP_CANDIDATES` nearest partners, among the `SWAP_SCAN` clusters
 that start next.

@@ -1,7 +1,8 @@
-"""Warm starts (ours): candidates near a placement that ran before, for a graph much like its own.
+"""Warm starts (ours): candidates near the placement of an earlier, similar graph.
 
-Ops of equal names stay where they ran, which is where the state that they read lies; the others go
-where they finish first, in order of bottom levels. List scheduling then moves what is not state.
+Ops with the same name stay where they ran, which is where the state that they read is; the others
+go where they finish first, in the order of bottom levels. List scheduling then moves ops that are
+not tied to state.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pardnn.sim.levels import bottom_levels
 
 
 class KnownPlaces(NamedTuple):
-    """What is known of a placement beforehand.
+    """What is known about the placement beforehand.
 
     Attributes:
         pins: The device of each op that can be on no other; -1 for the others.
         near: The device on which each op ran before; -1 for those that did not.
-        alone: Whether placements near that one are all that is tried.
+        alone: Whether only placements near that one are tried.
     """
 
     pins: Int64[ndarray, " n"]

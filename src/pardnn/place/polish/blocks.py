@@ -1,11 +1,11 @@
-"""Blocks of ops that read each other on one device, and the device where they run best together.
+"""Blocks of connected ops on one device, and the device where they run best together.
 
 Where communication is expensive, moving a single op adds messages between it and its neighbours;
 moving a block adds them at its boundary only. Every device that the boundary communicates with is
-evaluated as a slot of a single op is: each op of the block keeps its position in the global order,
-so the paths through the block follow from when the ops around it end, and how long the step goes on
-after their start. Paths that enter the block twice are left out, so the best move is simulated, and
-undone if its estimate was too low.
+evaluated like a slot of a single op: each op of the block keeps its position in the global order,
+so the paths through the block follow from the times when the ops around it end, and from how long
+the step continues after their start. Paths that enter the block twice are ignored, so the best move
+is simulated, and undone if its estimate was too low.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -39,7 +39,7 @@ def _queued_after(s: State, op: int, d: int) -> int:
 
 @helper
 def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tuple[int, int]:
-    """List a group, and groups of its device that it reads or that read it, until there are `size`.
+    """List a group and connected groups on its device, until there are `size` ops.
 
     They are written to `block` from `begin` on. Returns where they end and the generator's state.
 
@@ -164,7 +164,8 @@ def _near_before(s: State, op: int, d: int) -> int:
 def path_through_block(t: Task, s: State, end: int, d: int) -> float:
     """Return the longest path through the first `end` ops of `block` if all ran on device d.
 
-    They are in order and marked in `dirty`. Seconds; infinite where the queue of d is far.
+    They are in order and marked in `dirty`. Seconds; infinite if the neighbours in d's queue are
+    far.
 
     Args:
         t: What stays as it is.
@@ -249,7 +250,7 @@ def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, i
 
 @kernel
 def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int, int]:
-    """Move the block of an op to the device where it is best, unless the step is above a limit.
+    """Move the block of an op to its best device, unless the step would exceed a limit.
 
     Returns the work and the state of the generator.
 

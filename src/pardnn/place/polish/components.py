@@ -1,15 +1,15 @@
-"""Components of ops that exchange much: where they run is decided before where single ops do.
+"""Components of ops that exchange much data: they are placed as a whole, before single ops.
 
-Over a slow link an op can seldom move alone. The last layer of a network with many classes, its
-product, its loss and its update share tensors that take longer to send than to compute: each part
-alone is worse elsewhere, all of them together are better. So ops belong together that edges of at
-least so many bytes connect. From few large components to many small ones, each is tried whole on
-every device, along one global order, and stays where the step is shortest.
+Over a slow link an op can seldom move alone. In a network with many classes, the product, loss and
+update of the last layer share tensors that take longer to send than to compute: each of them alone
+is worse elsewhere, all together are better. So ops connected by edges above a threshold of bytes
+form a component. From few large components to many small ones, each is tried as a whole on every
+device, along one global order, and stays where the step is shortest.
 
 This is the coarsening by heavy edges and the refinement at every level of multilevel partitioning
 (Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM
 J. Scientific Computing 1998), with two deviations: a level is a threshold of bytes, not a matching,
-and what is refined is the time of the step, not the cut.
+and refinement reduces the time of the step, not the cut.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -40,8 +40,8 @@ STEP = 4.0
 def levels(t: Task) -> Iterator[Int64[ndarray, " n"]]:
     """Yield the component of each op, level by level, the fewest components first.
 
-    What computes for less than a message takes goes with the component that it exchanges most
-    with, so scalars and small weights make no messages of their own.
+    Components that compute for less time than a message takes join the one that they exchange most
+    with, so scalars and small weights cause no messages of their own.
 
     Args:
         t: What stays as it is.
@@ -58,7 +58,7 @@ def levels(t: Task) -> Iterator[Int64[ndarray, " n"]]:
 
 
 def with_heavy_ones(t: Task, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
-    """Return a placement in which what is light is where what it exchanges most with is.
+    """Return a placement with light components on the device that they exchange most with.
 
     Args:
         t: What stays as it is.
@@ -99,10 +99,10 @@ def attach_kernel(
     source: Int64[ndarray, " e"],
     component: Int64[ndarray, " n"],
 ) -> int:
-    """Join components along edges, in turn, unless both are heavy; return how many are left.
+    """Join components along edges, in turn, unless both are heavy; return how many remain.
 
     Args:
-        is_heavy: Of each component; written, as what has joined it.
+        is_heavy: Of each component; updated when components join.
         reader: Op at the end of each edge.
         source: Op at the beginning of each edge.
         component: Of each op; written.
@@ -123,7 +123,7 @@ def attach_kernel(
 
 @kernel
 def connect_kernel(t: Task, least: float, component: Int64[ndarray, " n"]) -> int:
-    """Number what groups and edges of at least `least` bytes connect; return how many there are.
+    """Number the sets that groups and edges of `least` bytes or more connect; return how many.
 
     Args:
         t: What stays as it is.
@@ -150,7 +150,7 @@ def refine(
         t: What stays as it is.
         s: The plan, filled; left filled.
         component: Of each op.
-        max_work: Ops whose times may be computed, with those of the last move on top.
+        max_work: Ops whose times may be computed; the last move may exceed it.
         is_serial: Whether a link carries one message at a time.
     """
     number = int(component.max()) + 1

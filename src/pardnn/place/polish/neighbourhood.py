@@ -1,9 +1,9 @@
-"""The plan that `polish` changes: times along all paths, kept while ops move.
+"""The plan that `polish` changes, with times along all paths kept up to date.
 
-A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
-its finish (its head with its own seconds) and its `tail`, the seconds from its start to the end of
-the step, both along the longest path of inputs, messages and queues. A change costs a simulation of
-what it changes alone.
+A plan is a device per op and one global order; the ops of a device run in it. For each op it has
+the finish (its head plus its own seconds) and the `tail`, the seconds from its start to the end of
+the step, both along the longest path of inputs, messages and queues. Only times that a change
+affects are simulated again.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -30,7 +30,7 @@ LOOK = 12
 
 
 class Task(NamedTuple):
-    """What stays as it is during a search.
+    """What does not change during a search.
 
     Attributes:
         in_ptr: Edges into op i are at `in_ptr[i]:in_ptr[i + 1]`.
@@ -47,8 +47,8 @@ class Task(NamedTuple):
         runs: Whether a device can run a group.
         member_ptr: Ops of group g are `member[member_ptr[g]:member_ptr[g + 1]]`.
         member: The ops.
-        residual: Bytes of each op that stay where it is.
-        room: Bytes of that kind that each device may hold.
+        residual: Bytes of each op that outlive the step.
+        room: Residual bytes that each device may hold.
         begin: Seconds at which each device begins.
         after: Seconds that count after each device's last op.
     """
@@ -90,7 +90,7 @@ class State(NamedTuple):
         resident: Residual bytes on each device.
         near: Scratch of one evaluation, per device.
         ready: Scratch: seconds at which an op's inputs have arrived on each device.
-        follow: Scratch: seconds that the step goes on after the op, on each device.
+        follow: Scratch: seconds that the step continues after the op, on each device.
         block: Scratch: ops that move together, and those they change places with.
         end: Scratch: when they would end on another device.
         queued: Scratch: behind which op they would run there.
@@ -127,8 +127,8 @@ def task_of(
         arrays: The graph, with closed groups.
         machine: Durations and links.
         room: Residual bytes that each device may hold; None for no limit.
-        begin: When each device begins, seconds: what counts is how long after that it ends, and
-            the latest begin. None: all at 0.
+        begin: When each device begins, seconds: the objective counts how long after that it ends,
+            and the latest begin. None: all at 0.
     """
     n, begin = arrays.num_ops, np.zeros(machine.num_devices) if begin is None else begin
     successor = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
@@ -194,15 +194,15 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
 
 
 def global_order(arrays: GraphArrays, dispatch: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
-    """Return the ops of a plan to improve in the order in which they are dispatched.
+    """Return the ops of a plan in the order in which they are dispatched.
 
     Args:
         arrays: The graph.
         dispatch: Of each op, from a run of the plan's lists.
 
     Raises:
-        InvalidPlanError: E410, if an op runs before one that it has to follow: what it changes the
-            kernels would look for beyond the ends of their arrays.
+        InvalidPlanError: E410, if an op runs before one that it has to follow: kernels would then
+            read beyond the ends of their arrays.
     """
     first, then = op_edges(arrays).T
     early = np.flatnonzero(dispatch[first] > dispatch[then])
@@ -276,9 +276,9 @@ def fill_kernel(t: Task, s: State) -> None:
 def makespan(
     last: Int64[ndarray, " k"], finish: Float64[ndarray, " n"], after: Float64[ndarray, " k"]
 ) -> float:
-    """Return when the last op ends, seconds; with what counts after it.
+    """Return when the last op ends, in seconds, plus what counts after it.
 
-    Few arrays, which costs less than whole tuples: this is called for each change.
+    It takes few arrays, since whole tuples cost more: this is called for each change.
     """
     end = 0.0
     for d in range(len(last)):
@@ -372,7 +372,7 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
 
 @kernel
 def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
-    """Move an op, as `_move` does, and compute again what that changes; return the work.
+    """Move an op, as `_move` does, and update the times that change; return the work.
 
     Args:
         t: What stays as it is.

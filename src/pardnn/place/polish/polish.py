@@ -1,28 +1,28 @@
 """Polish: local search from a plan, by small changes; never worse.
 
-First components of ops that exchange much are moved whole (`components`). Then HEFT is run a few
-times by the bottom levels of the placement so far, in which edges within a device cost nothing.
-Then, again and again, an op on a longest path (of inputs, messages and queues) goes to the device
-and the place in its queue where the longest path through it is shortest; every device and the
-places near its time are evaluated without a simulation. Groups change device as one, and ops change
-places with others that run at about the same time; these changes are simulated. A change is kept if
-the step is slower than the best one seen by no more than a tolerance, which falls to zero
-(record-to-record travel). The search ignores contention and memory; after each round the plan is
-completed, fitted to the memory if it must be, and kept if the simulator finds it faster.
-Where links carry one transfer at a time, rounds take turns with links that are slower than they
-are, which stands for the queues at the links.
+First, components of ops that exchange much data are moved as a whole (`components`). Then HEFT is
+run a few times with the bottom levels of the placement so far, in which edges within a device cost
+nothing. Then, repeatedly, an op on a longest path (of inputs, messages and queues) goes to the
+device and the place in its queue where the longest path through it is shortest; every device and
+the places near its time are evaluated without a simulation. Groups change device as a whole, and
+ops change places with others that run at about the same time; these changes are simulated. A change
+is kept if the step is slower than the best one seen by no more than a tolerance, which falls to
+zero (record-to-record travel). The search ignores contention and memory; after each round the plan
+is completed, fitted to the memory if it must be, and kept if the simulator finds it faster. If
+links carry one transfer at a time, some rounds assume slower links, to account for queues.
 
 References: Mastrolilli, Gambardella, "Effective neighbourhood functions for the flexible job shop
 problem", J. Scheduling 2000 (an op taken out of its queue lengthens no path, so both its ends are
 known); Dueck, "New optimization heuristics", J. Computational Physics 1993.
 
-The period of steps in a row is made small likewise: each device begins where it does in the best
-plan's late steps, and what counts is the longest of the times from a device's begin to its end. No
-period is longer, and with those begins that plan's is as long (Collatz and Wielandt; Baccelli et
-al., 1992): what is shorter with the same begins is a better plan, and gives the next begins.
+The period of consecutive steps is minimised likewise: each device begins when it does in the best
+plan's late steps, and the objective is the longest time from a device's begin to its end. No plan's
+period exceeds this value, and with its own begins the best plan's period equals it (Collatz and
+Wielandt; Baccelli et al., 1992): a plan that is shorter with the same begins is better, and gives
+the next begins.
 
-Deterministic for a seed and a budget of work; a time limit alone may change the result.
-O(K (fan-in + fan-out)) per op evaluated, O(ops + edges) per change at worst, mostly far less.
+Deterministic for a seed and a budget of work, unless a time limit ends it. O(K (fan-in + fan-out))
+per op evaluated, O(ops + edges) per change at worst, mostly far less.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ SLOWER = (1.0, 2.0, 1.4, 3.0)
 
 
 def work_for(num_ops: int) -> int:
-    """Return the work that is spent by default, in ops whose times are computed again."""
+    """Return the default amount of work, in ops whose times are computed again."""
     pairs = min(USUAL_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20))
     work = min(WORK, max(LEAST_WORK, pairs, WORK_PER_OP * num_ops))
     return work if hasattr(search_kernel, "py_func") else work // PLAIN_PYTHON
@@ -124,7 +124,7 @@ def polish(
     near: bool = False,
     by_period: bool = False,
 ) -> PlanArrays:
-    """Return a plan that is no slower and fits wherever the given one does.
+    """Return a plan that is no slower, and fits if the given one does.
 
     No round begins after the time limit of the search (`pardnn.time_limit`).
 
@@ -135,7 +135,7 @@ def polish(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the choice of changes.
         work: Ops whose times are computed again; None for `work_for`.
-        near: Without HEFT, which places all ops again, and moves of whole components.
+        near: Leave out HEFT, which places all ops again, and moves of whole components.
         by_period: Whether to minimise the period instead of the makespan.
     """
     job = _job_of(graph, machine, capacities, by_period)
@@ -180,9 +180,10 @@ def polish_best(
 ) -> tuple[PlanArrays, int]:
     """Polish several plans, each with a quarter of the work, and then the best with half.
 
-    Of small graphs the second best, too: which of two is better after the first part tells little.
-    Of large ones none, if the first part has not improved it, and ops alone are moved: components
-    moved again, and HEFT, gained nothing there and took a third of the time.
+    In small graphs the second best plan gets a half, too, because the first part says little about
+    which of two is better. In large graphs the second part is left out if the first gained nothing,
+    and moves only ops: moving components, and HEFT, gained nothing there and took a third of the
+    time.
 
     Args:
         graph: The graph.
@@ -191,12 +192,12 @@ def polish_best(
         capacities: As in `polish`.
         seed: As in `polish`.
         work: For two plans in all; None for `work_for`.
-        known_s: Seconds of the best plan known; far above it the second half is not spent.
+        known_s: Seconds of the best plan known; the second half is left out far above it.
         by_period: As in `polish`.
 
     Returns:
-        The best plan found, and which of `plans` it came from. Of two that take about as long it is
-        the one with fewer messages, though never slower than the best of `plans`.
+        The best plan found, and which of `plans` it came from. Of two about as fast it is the one
+        with fewer messages, but never slower than the best of `plans`.
     """
     whole = work_for(len(graph.ops)) if work is None else work
     job = _job_of(graph, machine, capacities, by_period)

@@ -1,11 +1,10 @@
-"""Moves that bring nothing are taken back: a plan near an earlier one (ours).
+"""Undo moves that gain nothing: a plan near an earlier one (ours).
 
-Where devices are alike, each first gets the number under which most ops are where they were. A
-search that starts from a plan moves ops for its own reasons; many of the moves make the step no
-faster. Moved groups, in the order in which their first ops run, are sent back all at once; where
-that is slower or does not fit, each half of them, as delta debugging narrows a change down (Zeller
-and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002). What is back stays back
-only while the step is no slower than the plan was.
+A search that starts from a plan moves many ops without making the step faster. First, equal devices
+are renumbered so that most ops are where they were. Then moved groups, in the order in which their
+first ops run, are sent back all at once; if that is slower or does not fit, each half of them is,
+as delta debugging narrows a change down (Zeller and Hildebrandt, "Simplifying and isolating
+failure-inducing input", 2002). Groups stay back only if the step is no slower than the plan was.
 
 O(r (n + e)) for r simulations, at most `TRIES`.
 """
@@ -41,7 +40,7 @@ def restored(
     near: Int64[ndarray, " n"],
     capacities: list[int | None],
 ) -> PlanArrays:
-    """Return a plan that is no slower, with as many ops as was found possible back in place.
+    """Return a plan that is no slower, with as many ops back in place as was found possible.
 
     Args:
         graph: The graph.

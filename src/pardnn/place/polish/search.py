@@ -1,9 +1,9 @@
-"""The search of `polish`: ops of longest paths go where the longest path through them is shorter.
+"""The search of `polish`: ops of longest paths go where the longest path through them is shortest.
 
-Single ops go to their best slot, which `slots` finds without a simulation, and in every
-second step a block of ops that read each other on one device to its best device, which `blocks`
-finds likewise, for graphs in which moving one op costs more messages than it saves. Groups and
-blocks are also exchanged with others, mainly where memory is full; these changes are simulated.
+Single ops go to their best slot, which `slots` finds without a simulation. In every second step a
+block of connected ops on one device goes to its best device, which `blocks` finds likewise: in some
+graphs, moving one op costs more messages than it saves. Groups and blocks are also exchanged with
+others, mainly where memory is full; these changes are simulated.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -144,7 +144,7 @@ def search_kernel(t: Task, s: State, max_work: int, tolerance: float, seed: int)
         t: What stays as it is.
         s: The plan under change.
         max_work: Ops whose times may be computed again.
-        tolerance: Part of the makespan by which a change may be worse, at first.
+        tolerance: Fraction of the makespan by which a change may be worse, at first.
         seed: State of the random generator.
     """
     n, k = len(s.order), len(s.near)

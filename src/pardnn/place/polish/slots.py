@@ -1,10 +1,10 @@
 """The best slot of an op: the device and the place in its queue where its paths are shortest.
 
-An op taken out of its queue makes no path longer; put between two other ops, it adds only paths
-through itself, whose length both numbers of `neighbourhood` tell at once. So every device and many
-places are evaluated without a simulation. Among the ops of its own queue those numbers count the op
-itself, so they are computed again along the queue, as if it were not there (Mastrolilli,
-Gambardella, J. Scheduling 2000): with them as they are, an op seldom went before a long one.
+Taking an op out of its queue makes no path longer; inserting it between two other ops only adds
+paths through itself, whose length follows at once from finish and tail (`neighbourhood`). So every
+device and many places are evaluated without a simulation. In its own queue these times include the
+op itself, so they are computed again along the queue as if it were not there (Mastrolilli,
+Gambardella, J. Scheduling 2000): without that, an op was seldom put before a long one.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.

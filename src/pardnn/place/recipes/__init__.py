@@ -1,1 +1,1 @@
-"""What experts do by hand, as functions: stages of a training step, and schedules of them."""
+"""What experts do by hand, as functions: stages of a training step, and their schedules."""

@@ -1,10 +1,10 @@
-"""The forward ops of a step in one row, layer by layer, so that blocks of it can be stages.
+"""The forward ops of a step as one chain, layer by layer, so that blocks of it can be stages.
 
 Problem: a stage is a contiguous block of layers; a step is a list of ops in the order of its code.
-Idea: that order is one of layers already, but where a layer runs many times, as in recurrent
-networks: ops that share a parameter are then one layer, with all that lies between them, unless
-that would be more than a stage (tied embeddings lie at both ends of a network). What depends on
-no input, such as a transposed weight or a mask, is made where it is first read.
+Idea: that order follows the layers already, unless a layer runs many times, as in recurrent
+networks. Then ops that share a parameter are one layer, together with everything between them,
+unless that would be more than a stage (tied embeddings are at both ends of a network). Ops that
+depend on no input, such as a transposed weight or a mask, go where their result is first read.
 Complexity: O(shared parameters x edges).
 """
 
@@ -29,7 +29,7 @@ def forward_chain(
 ) -> Int64[ndarray, " n"]:
     """Return the position of each forward op in the chain of layers; -1 for other ops.
 
-    No op comes before one that it reads.
+    No op comes before an op that it reads from.
 
     Args:
         graph: A captured step.

@@ -1,10 +1,11 @@
-"""Forward, input gradients, weight gradients and the update: which op of a step is what.
+"""The phase of each op of a step: forward, input gradient, weight gradient or update.
 
-Problem: schedules are told in passes of stages; a captured step is a list of ops.
-Idea: capture says of which forward op an op is the gradient (`backward_of`). Forward is all that
-leads to such an op or to the loss; the backward pass is what has a forward op, and what it reads
-that is not forward; all the rest is the update, which runs once. A weight gradient is an op of the
-backward pass that no other layer's gradient needs: zero-bubble schedules put it off.
+Problem: schedules consist of passes of stages; a captured step is a list of ops.
+Idea: capture records of which forward op an op is the gradient (`backward_of`). Forward is
+everything that leads to such an op or to the loss; the backward pass is the ops with a forward op,
+and those that they read from and that are not forward; the rest is the update, which runs once. A
+weight gradient is an op of the backward pass that no other layer's gradient needs: zero-bubble
+schedules delay it.
 Complexity: O(ops + edges).
 Reference: Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024), for B and W.
 """
@@ -46,8 +47,8 @@ def phases_of(graph: Graph, batched: Collection[str] | None = None) -> Phases:
 
     Args:
         graph: A captured step; its batch is whole.
-        batched: Tensors that are in pieces of the batch, if it is cut: a gradient that is not is a
-            weight's.
+        batched: Tensors that are in pieces of the batch, if it is cut: a gradient that is not among
+            them is a weight's.
     """
     a, n = graph.arrays, len(graph.ops)
     number = graph.op_numbers
@@ -133,7 +134,7 @@ def _weight_gradients(graph: Graph, p: Phases, batched: Collection[str] | None) 
 
 
 def depends_on_input(graph: Graph, p: Phases) -> ndarray:
-    """Return whether each op depends on what the step is given, not on weights and sizes alone."""
+    """Return whether each op depends on inputs of the step, not on weights and sizes alone."""
     found = [op.kind == "input" and bool(op.outputs[0].shape) for op in graph.ops]
     stack = [op for op, is_given in enumerate(found) if is_given]
     while stack:

@@ -1,9 +1,9 @@
-"""Pipelines as experts build them: stages, a schedule, and nothing that looks for better.
+"""Pipelines as experts build them: stages and a schedule, without search.
 
-Problem: a recipe is told in stages and passes; a plan places and orders ops.
-Idea: stages of the whole step (`stages`), the schedule's row for each device (`schedules`), and
-every op of the cut graph in the unit that it belongs to (`units`). Ops of a unit run in the order
-of the graph, the update after all units. What an earlier unit needs comes with that: all of a
+Problem: a recipe consists of stages and passes; a plan places and orders ops.
+Idea: take stages of the whole step (`stages`) and the schedule's row for each device (`schedules`),
+and assign every op of the cut graph to its unit (`units`). Ops of a unit run in the order of the
+graph, the update after all units. Ops that an earlier unit needs run with that unit: all of a
 batch's labels before the first gradient of a mean, all pieces before a batch norm.
 Complexity: O((ops + edges) log ops).
 Reference: see `schedules`.
@@ -59,15 +59,15 @@ class CutStep:
     """A step whose batch is cut, beside the whole one.
 
     Attributes:
-        whole: The step as it was captured.
+        whole: The captured step.
         seconds: Of each of its ops.
         cut: The graph in pieces; the same where there is one piece.
         batched: Tensors of the whole graph that are in pieces.
         pieces: How many.
-        stages: Of the whole step, by how they are balanced and what of it is in pieces: the same of
-            any number of pieces.
-        units: What ops belong to, by how stages are balanced: schedules of as many stages ask for
-            the same.
+        stages: Of the whole step, by how they are balanced and which tensors are in pieces: the
+            same for any number of pieces.
+        units: Unit of each op, by how stages are balanced: schedules with the same number of stages
+            share them.
     """
 
     whole: Graph
@@ -100,12 +100,12 @@ def place_pipeline(
         machine: Durations and links of the cut graph.
         capacities: Usable bytes of each device; None is unlimited.
         name: A key of `SCHEDULES`.
-        few: Whether one piece may leave devices idle: it is in one place at a time, and fewer
+        few: Whether one piece may leave devices idle: only one stage works at a time, and fewer
             stages send less.
-        below: Seconds; stages are left out of which no order takes less.
+        below: Seconds; stages for which no order can take less are left out.
 
     Raises:
-        InfeasibleError: E301, if it does not fit, or takes as long; E302, if an op can run nowhere.
+        InfeasibleError: E301, if it does not fit or is not below; E302, if an op can run nowhere.
         UsageError: E227, if the schedule needs more pieces.
     """
     schedule = SCHEDULES[name]
@@ -144,7 +144,7 @@ def place_pipeline(
 
 
 def staged(step: CutStep, machine: Machine, name: str, devices: int) -> Iterator[Units]:
-    """Yield what ops belong to, for each balance of a schedule's stages.
+    """Yield the units of the ops, for each way to balance a schedule's stages.
 
     Args:
         step: What is placed.
@@ -173,7 +173,7 @@ def _devices(schedule: Schedule, devices: int) -> Int64[ndarray, " s"]:
 
 
 def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -> Rows | None:
-    """Return what each device of a pipeline's plan does; None if it does not follow the schedule.
+    """Return the units of each device in a plan; None if it does not follow the schedule.
 
     Its ops must be where the stages of the schedule are, and in the order of its units.
 
@@ -204,9 +204,9 @@ def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -
 def unit_ranks(
     arrays: GraphArrays, units: Units, schedule: Schedule, rows: Rows
 ) -> Int64[ndarray, " n"]:
-    """Return when each op has its turn: that of its unit, or of what needs it if that is earlier.
+    """Return the turn of each op: that of its unit, or of an op that needs it if that is earlier.
 
-    What runs once for all pieces comes as late as what reads it allows.
+    Ops that run once for all pieces come as late as their readers allow.
 
     Args:
         arrays: The cut graph.

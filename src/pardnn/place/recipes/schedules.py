@@ -1,4 +1,4 @@
-"""Schedules of pipelines as lists of units: which device does which pass of which piece, and when.
+"""Pipeline schedules as lists of units: which device does which pass of which piece, and when.
 
 Each function returns a row of units for each device, for p devices and m pieces of the batch. A
 unit is a pass of a stage on a piece: "F" forward, "I" gradients of inputs, "W" of weights, "B" both
@@ -77,12 +77,12 @@ def interleaved_1f1b(devices: int, pieces: int) -> Rows:
 
 
 def zero_bubble_h1(devices: int, pieces: int) -> Rows:
-    """1F1B whose gradients of weights are put off: what comes before waits for inputs' alone."""
+    """1F1B with delayed weight gradients: earlier stages wait only for input gradients."""
     return [_alternating(d, devices, pieces, 1, devices - 1 - d, put_off=d) for d in range(devices)]
 
 
 def zb_v(devices: int, pieces: int) -> Rows:
-    """ZB-V: two stages per device, there and back; memory of 1F1B without its bubble."""
+    """ZB-V: two stages per device, there and back; the memory of 1F1B without its bubble."""
     return [_numbered(_zb_v_row(d, devices, pieces), pieces) for d in range(devices)]
 
 
@@ -114,7 +114,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def suitable(devices: int, pieces: int) -> list[str]:
-    """Return the names of the schedules that so many devices and pieces can have."""
+    """Return the names of the schedules that exist for these numbers of devices and pieces."""
     found = [name for name, one in SCHEDULES.items() if pieces >= one.least_pieces * devices]
     return found if devices > 1 else []
 

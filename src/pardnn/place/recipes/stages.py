@@ -1,15 +1,17 @@
-"""Stages of a training step: contiguous blocks of layers, balanced, and all that belongs to them.
+"""Stages of a training step: balanced contiguous blocks of layers, and all ops that belong to them.
 
-Problem: cut a step in p stages of equal work that send each other little.
-Idea: forward ops stand in one row (`chain`). Each has the work of all that belongs to it: its
-gradients, and the update of its parameters. A dynamic program finds the blocks whose busiest one,
-what it sends to the next included, has least to do; a second one, of all blocks that are nearly as
-good, those that send least. Then backward ops go where their forward op is, a parameter where most
-of its work is, and states, the update and what adds up its gradient with the parameter.
+Problem: cut a step into p stages of equal work that send each other little.
+Idea: forward ops form a chain (`chain`). Each counts the work of all ops that belong to it: its
+gradients, and the update of its parameters. One dynamic program minimises the work of the busiest
+block, including what it sends to the next; a second one finds, among all cuts that are nearly as
+good, the one that sends least. Then backward ops go to the stage of their forward op, a parameter
+to the stage with most of its work, and states, the update and the sum of its gradient go with the
+parameter.
 Complexity: O(edges + stages x boundaries^2 / stages), with a number of boundaries that does not
 grow with the ops.
 Reference: PipeDream (SOSP 2019), section 3.1, for the first program.
-Deviations: boundaries are those of least traffic among many equal parts of the work.
+Deviations: boundaries are chosen from many equal parts of the work, in each the one with least
+traffic.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def stages_of(
         seconds: Of each op.
         num_stages: At least 1.
         byte_seconds: Seconds per byte of the slowest link; 0 counts no traffic.
-        memory: From 0 (stages of equal time) to 1 (of equal bytes that they hold).
+        memory: From 0 (stages of equal time) to 1 (stages that hold equal bytes).
     """
     users = _users(graph, p, seconds)
     lead = _leads(graph, p, users)

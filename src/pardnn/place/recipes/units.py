@@ -1,8 +1,8 @@
 """Which stage, piece and pass each op of a cut graph belongs to.
 
 The cut graph has the ops of the whole one, once or once per piece of the batch ("h@2"), and helpers
-that slice, join and add up (`plan.pieces`). A helper belongs to what makes what it reads; if that
-is there before the step, to what reads it first.
+that slice, join and add up (`plan.pieces`). A helper belongs to the unit that makes what it reads;
+if that exists before the step, to the unit that first reads the helper's result.
 Complexity: O(ops + edges).
 """
 
@@ -25,7 +25,7 @@ class Units(NamedTuple):
 
     Attributes:
         stage: From 0 on.
-        piece: Of the batch; -1 for what runs once.
+        piece: Of the batch; -1 for ops that run once.
         phase: See `phases`.
     """
 

@@ -1,1 +1,1 @@
-"""What is computed twice, so that a step fits: retention intervals, their search, the calls."""
+"""Second calls of ops, so that a step fits: retention intervals, their search, the calls."""

@@ -1,7 +1,7 @@
 """The kernels of the search for retention intervals: knapsack, simulated annealing, restoring.
 
-Each records what it meets in a front: for each of some hundred ranges of peak bytes, the fewest
-seconds found. So what is met on the way to one limit counts for all.
+Each records every answer it visits in a front: for each of some hundred ranges of peak bytes, the
+fewest seconds found. So answers visited on the way to one limit count for all limits.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -26,7 +26,7 @@ HOT, COLD, PATIENCE = 0.5, 0.005, 100
 
 
 class Front(NamedTuple):
-    """The fewest seconds of second calls found, by peak: row r has what frees r parts of `top`.
+    """The fewest seconds of second calls found, by peak: answers of row r free r parts of `top`.
 
     Attributes:
         top: Peak bytes without second calls, less residual ones; at least 1.
@@ -63,7 +63,7 @@ def _record(front: Front, kept: Int64[ndarray, " n"], seconds: float, peak: int)
 
 @kernel
 def record(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, front: Front) -> None:
-    """Enter an answer in a front, if it may be called so."""
+    """Enter an answer in a front, if it is valid and better."""
     seconds, peak, _, late = evaluate(nodes, kept, 0, s)
     if late == 0:
         _record(front, kept, seconds, peak)
@@ -109,7 +109,7 @@ def _held(f: Families, s: Schedule, r: int, place: int) -> bool:
 def knapsack(
     nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], s: Schedule, front: Front
 ) -> None:
-    """Drop what frees most bytes per second where the step is fullest, as long as there is any."""
+    """Drop the result that frees most bytes per second at the peak, while there is one."""
     n = len(nodes.seconds)
     was_dropped = np.zeros(len(f.seconds), dtype=np.bool_)
     freed = np.zeros(len(f.seconds), dtype=np.int64)
@@ -208,7 +208,7 @@ def annealed(
     s: Schedule,
     front: Front,
 ) -> None:
-    """Look for better retention intervals from some; see the docstring of `search`.
+    """Improve retention intervals by simulated annealing; see the docstring of `search`.
 
     Args:
         nodes: The ops.
@@ -260,7 +260,7 @@ def annealed(
 def restored(
     nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], limit: int, s: Schedule, front: Front
 ) -> None:
-    """Keep what is made twice where that fits, the dearest first."""
+    """Keep results that are made twice if that fits, the most expensive first."""
     n = len(nodes.seconds)
     seconds, peak, excess, late = evaluate(nodes, kept, limit, s)
     for family in np.argsort(-f.seconds):

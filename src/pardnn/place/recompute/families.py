@@ -1,6 +1,6 @@
-"""Families: ops whose results share memory, which are kept or made again together.
+"""Families: ops whose results share memory, and are kept or recomputed together.
 
-A view, and what writes it in place, cost next to nothing and hold the storage of what they are of.
+A view, and an op that writes it in place, cost almost nothing and hold the storage that they view.
 So the search has one variable per family, not one per op.
 """
 

@@ -1,12 +1,13 @@
-"""Second calls for a placed step: each device decides for itself what it calls again.
+"""Second calls for a placed step: each device decides by itself which ops to call again.
 
-A second call runs where the first one does and is read there alone: what another device reads is
-sent once. So each device is a step of its own, in which a received copy is made by an op that may
-not be called again, and a send that is held is one more reader. What is sent is kept until then.
+A second call runs on the device of the first one and is only read there; what another device reads
+is sent once. So each device is a step of its own, in which a received copy is made by an op that
+may not be called again, and a held send is one more reader, until which the tensor is kept.
 
-What one device reads another may overwrite later, and waits for second calls to have read it; a
-device that made them later still would wait for itself. So calls keep to one order of all events in
-which the plan can run: none stands before an op that its device reaches after the write in it.
+A tensor that one device reads may be overwritten later by another, which then waits until second
+calls have read it; a device that made those calls later still would wait for itself. So calls
+follow one order of all events in which the plan can run: none is put before an op that its device
+reaches after the write in that order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def recomputed_plan(
 ) -> Plan:
     """Return a plan with second calls of ops, so that every device fits.
 
-    Where that was not found, a device has what needs the fewest bytes.
+    If none was found for a device, it gets the calls that need the fewest bytes.
 
     Args:
         graph: The graph.
@@ -119,7 +120,7 @@ def _overwritten_elsewhere(graph: Graph, plan: Plan) -> dict[str, list[str]]:
 
 
 def device_graph(graph: Graph, plan: Plan, device: int) -> Graph:
-    """Return what a device does as a graph of its own, its ops in their order.
+    """Return the ops of a device, in their order, as a graph of its own.
 
     Args:
         graph: The graph.

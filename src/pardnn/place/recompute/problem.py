@@ -1,10 +1,10 @@
-"""The ops of one device in a given order, as what may be called a second time.
+"""The ops of one device in a given order, with those that may be called a second time.
 
 Nodes are ops, numbered by their position in the order; `NEVER` may not be called again, `FREELY`
 may, and `WITH` is called whenever the op that writes its result in place is: a storage that is
-written in place is made and written again, or kept. That is offered where each version but the last
-is read by the next write alone; what other writes are in a step (of parameters, of running
-statistics, of gradients that are added up) is kept.
+written in place is made and written again, or kept. This is allowed if each version but the last is
+read only by the next write; other written storages (parameters, running statistics, gradients that
+are added up) are kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(graph: Graph, order: Int64[ndarray, " n"], seconds: Float64[ndarray, " n"]) -> Nodes:
-    """Return the ops of a graph as what may be called again.
+    """Return the nodes of a graph.
 
     Args:
         graph: All of it is on one device.

@@ -4,12 +4,12 @@ Problem: n ops run in a given order. A result that is read late may be freed ear
 by a second call just before the first late reader. Find the second calls that take the fewest
 seconds, such that the step never holds more than a limit.
 
-Idea: one number per op, the last op up to which its first result is kept. All that reads it later,
-second calls of other ops among them, reads a second call. A reader runs after what it reads, so
-one pass from the last op to the first knows every reader's calls before it comes to what they read:
-where each second call stands, and until when each result is held, follow in O(ops + edges). Second
-calls before op j stand in the order of their ops. These are MOCCASIN's variables (Bartan et al.,
-ICML 2023) for at most two calls of an op, less the start of the second interval: a call stands
+Idea: one number per op, the last op up to which its first result is kept. All later readers,
+including second calls of other ops, read a second call. A reader runs after what it reads, so a
+single pass from the last op to the first meets every reader's calls before the ops that they read
+from: where each second call goes, and until when each result is held, follow in O(ops + edges).
+Second calls before op j stand in the order of their ops. These are MOCCASIN's variables (Bartan et
+al., ICML 2023) for at most two calls of an op, less the start of the second interval: a call stands
 where it is first read.
 """
 
@@ -29,16 +29,16 @@ from pardnn.place.recompute.problem import FREELY, WITH, Nodes
 
 
 class Schedule(NamedTuple):
-    """Where calls stand and results end; calls n + i are the second ones.
+    """Positions of calls and ends of results; calls n + i are the second ones.
 
     Attributes:
-        stage: The op before which the second call of each op stands; n if there is none.
+        stage: The op before which the second call of each op goes; n if there is none.
         end: Per call of an op's tensors, in two rows, the call that uses each last.
         position: Of each call among all calls; -1 if there is none.
         live: Bytes held while each call runs, by position, less residual ones.
         head: Scratch: first second call before each op; `next` the following one.
         next: Scratch.
-        is_stale: Ops whose row of `stage` and `end` is to be found again.
+        is_stale: Ops whose `stage` and `end` have to be computed again.
     """
 
     stage: Int64[ndarray, " n"]
@@ -136,9 +136,10 @@ def _interval(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, i: int) -> 
 
 @helper
 def settle(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule) -> None:
-    """Find where second calls stand and which call uses each tensor last, of stale ops alone.
+    """Find where second calls go and which call uses each tensor last, for stale ops only.
 
-    What an op reads is stale with it if its second call moves, or if it makes a view.
+    The producers that an op reads from become stale if its second call moves, or if it makes a
+    view.
     """
     for i in range(len(nodes.seconds) - 1, -1, -1):
         if not s.is_stale[i]:
@@ -155,7 +156,7 @@ def settle(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule) -> None:
 def evaluate(
     nodes: Nodes, kept: Int64[ndarray, " n"], limit: int, s: Schedule
 ) -> tuple[float, int, float, int]:
-    """Return seconds again, peak, excess and late calls; see `cost_of`, less residual bytes."""
+    """Return what `cost_of` does, residual bytes aside: seconds, peak, excess and late calls."""
     s.is_stale[:] = True
     return evaluate_stale(nodes, kept, limit, s)
 
@@ -164,7 +165,7 @@ def evaluate(
 def evaluate_stale(
     nodes: Nodes, kept: Int64[ndarray, " n"], limit: int, s: Schedule
 ) -> tuple[float, int, float, int]:
-    """Return what `evaluate` does, where only ops marked as stale changed since the last time."""
+    """Return the same as `evaluate` if only ops marked as stale changed since the last time."""
     n = len(nodes.seconds)
     settle(nodes, kept, s)
     seconds, late = 0.0, 0

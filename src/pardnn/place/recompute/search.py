@@ -1,21 +1,22 @@
 """Search for retention intervals: the fewest seconds of second calls for each limit.
 
-1. *Seeds.* Checkpoints: until the step's fullest moment only what crosses some ops is kept, for
-   several numbers of such ops: equally far apart, and where few bytes cross, as at the ends of
-   layers (what `torch.utils.checkpoint` on every block keeps). Knapsack: where the step is
-   fullest, what frees most bytes per second is dropped, again and again (the greedy of ParDNN's
-   memory step, section 4.4).
-2. *Local search* (`annealing`) at limits from the largest to the smallest that seems to be reached,
-   and back: drop a result where the limit is exceeded, keep one that is made twice, or move the end
-   of an interval to another reader. What exceeds the limit costs seconds, more the longer the
-   search stays above it.
-3. *Restoring*, at each of these limits: every result made twice is kept if that fits, the dearest
-   first.
+1. *Seeds.* Checkpoints: until the step's peak, only results that cross some chosen ops are kept,
+   for several numbers of such ops: evenly spaced, and where few bytes cross, as at the ends of
+   layers (what `torch.utils.checkpoint` on every block keeps). Knapsack: at the peak, the result
+   that frees most bytes per second is dropped, repeatedly (the greedy of ParDNN's memory step,
+   section 4.4).
+2. *Local search* (`annealing`) at limits from the largest to the smallest that seems reachable, and
+   back: drop a result where the limit is exceeded, keep one that is made twice, or move the end of
+   an interval to another reader. Bytes above the limit are penalised in seconds, more the longer
+   the search stays above it.
+3. *Restoring*, at each of these limits: every result made twice is kept if that fits, the most
+   expensive first.
 
-All that is met is entered in one front of seconds over peaks, which does not depend on the limit
-asked for. So an answer is read off, and a larger limit never gets a slower one. Everything is
-judged by `retention.evaluate`. A limit far below what a search of a small part of the work reaches
-is given up, which keeps that order. Deterministic for a seed and a budget of work.
+All answers visited are entered in one front of seconds over peaks, which does not depend on the
+requested limit. So the result is read off, and a larger limit never gets a slower one.
+`retention.evaluate` computes all costs. A limit far below what a search with a small part of the
+work reaches is given up, which does not change that order. Deterministic for a seed and a budget of
+work.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Kept = Int64[ndarray, " n"]
 def retention(nodes: Nodes, limit: int, *, seed: int = 0, work: int = WORK) -> tuple[Kept, Cost]:
     """Return how long first results are kept so that a step fits, and what it costs.
 
-    Where nothing fits it is what needs the fewest bytes of all that was found.
+    If nothing fits, it is the answer that needs the fewest bytes.
 
     Args:
         nodes: The ops.
@@ -88,9 +89,9 @@ def _least(front: Front) -> int:
 
 
 def least_peak(nodes: Nodes) -> int:
-    """Return bytes that no calls make less: what some op reads, makes and works with, and `base`.
+    """Return a lower bound on the peak: what some op reads, makes and works with, plus `base`.
 
-    Views are counted as nothing.
+    Views count nothing.
     """
     held = nodes.workspace.copy()
     makers = np.repeat(np.arange(nodes.num_ops), np.diff(nodes.output_ptr))

@@ -1,1 +1,1 @@
-"""The thesis's steps alone, and memory for engines that schedule ready ops themselves."""
+"""The thesis's steps alone, and plans for engines that schedule ready ops themselves."""

@@ -1,11 +1,11 @@
-"""Step 2 for an engine with its own scheduler (thesis, section 4.1.2): fit what is emulated.
+"""Step 2 for an engine with its own scheduler (thesis, section 4.1.2): fit the emulated schedule.
 
 The thesis emulates the scheduler, tracks memory along the emulated times (Eq. 4.3), and moves ops
-by the knapsack until no device overflows (Eqs. 4.4 and 4.5). Here the same: the scheduler is
-`sim.dynamic` under `fifo` or `priority`, overflows are resolved on the order of its starts with
+by the knapsack until no device overflows (Eqs. 4.4 and 4.5). This does the same: the scheduler is
+`sim.dynamic` under `fifo` or `priority`, overflows are resolved along the order of its starts with
 messages sent as soon as tensors exist (`memory_tracking`, eager), and the result is emulated again.
-What the order does not see, since an op takes time and a message too, is taken off the capacity of
-the next round; at most `ROUNDS` rounds. `sim.policy_peak` decides.
+Bytes that the order does not account for, because ops and messages take time, are subtracted from
+the capacity in the next round; at most `ROUNDS` rounds. `sim.policy_peak` decides.
 
 Deviations: as in `overflow_knapsack`: overflows in the order of their size, not from the sink back.
 """
@@ -54,7 +54,7 @@ def fit_scheduler(
     pins: Int64[ndarray, " n"] | None = None,
     only: bool = False,
 ) -> Decision | None:
-    """Return a plan near a placement that fits under a scheduler, and in its own order; or None.
+    """Return a plan near a placement that fits under a scheduler and in its own order; or None.
 
     Args:
         graph: The graph.

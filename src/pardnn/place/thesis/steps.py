@@ -3,11 +3,12 @@
 Its clusters (Algorithm 1), its mapping (Algorithm 2, Eq. 4.2), its refinement (swaps, then at most
 K rounds of critical-path switches), its memory step under TensorFlow's rule of first come, first
 served, and the order that this rule gives. What `pardnn` adds is left out: list scheduling, starts
-that are no clusters, placements kept because the simulator likes them better, orders by priority.
+that are not clusters, the choice among placements by the simulator, orders by priority.
 
-What is left of ours: one message per tensor and device, co-location groups, the deviations that
+What remains of our own: one message per tensor and device; co-location groups; the deviations that
 `slicing`, `initial_merge`, `level_aware_balancing`, `swaps`, `critical_path_switch` and
-`policy_memory` name, and the plan's own order must fit too, which the runtime keeps to.
+`policy_memory` name; and the rule that the plan must also fit in its own order, which the runtime
+follows.
 """
 
 from __future__ import annotations

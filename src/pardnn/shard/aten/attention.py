@@ -41,8 +41,8 @@ def flash_attention(
 ) -> Any:  # fmt: skip
     """Attention of each head, and the logarithm of its normaliser.
 
-    Heads and samples can be cut, queries too unless the mask is causal: that one is counted from
-    the first query and key.
+    Heads and samples can be cut; queries too, unless the mask is causal, which is counted from the
+    first query and key.
     """
     heads = Heads(query, key, attn_mask, is_causal)
 

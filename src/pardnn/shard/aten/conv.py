@@ -18,7 +18,7 @@ def per_dim(value: int | Sequence[int], count: int) -> list[int]:
 
 
 def unpadded(padding: list[int]) -> Callable[..., Any]:
-    """Return the local padding: none where space is cut, as regions contain it."""
+    """Return the local padding: none along cut spatial dims, as regions contain it."""
 
     def local_padding(local: Any) -> Any:
         cut = [local.cuts(f"x{d}", f"dx{d}") for d in range(len(padding))]

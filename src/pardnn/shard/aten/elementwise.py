@@ -134,7 +134,7 @@ def bucketize(self: Tensor, boundaries: Tensor, **more: Any) -> Any:
 
 @describe_strided("aten._prelu_kernel_backward")
 def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
-    """Gradients of input and slopes, of the input's shape both."""
+    """Gradients of input and slopes, both of the input's shape."""
     return same_index(grad_output, self, weight), same_index(grad_output, self, weight)
 
 

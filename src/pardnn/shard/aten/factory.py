@@ -1,4 +1,4 @@
-"""New tensors whose content depends on indices alone."""
+"""New tensors whose content depends only on indices."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def scalar_tensor(s: Any, **more: Any) -> Any:
 
 @describe_aten("aten.arange")
 def arange(end: Any, **more: Any) -> Any:
-    """Counts from 0; the call has no argument that says where a shard begins."""
+    """Counts from 0; the call has no argument for where a shard begins."""
     return lambda i: made()[i]
 
 

@@ -1,7 +1,7 @@
 """Operators that do the same for each entry of their lists: `_foreach_*`, and fused updates.
 
-Optimizers make them with `foreach=True` and `fused=True`, torch's default on CUDA. Capture splits
-them into calls on one entry each; longer lists have loops of their own for every entry.
+Optimizers call them with `foreach=True` and `fused=True`, torch's default on CUDA. Capture splits
+them into calls on one entry each; longer lists have separate loops for every entry.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def fused_adam(
     self: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
     max_exp_avg_sqs: Tensors, state_steps: Tensors, **more: Any,
 ) -> Any:  # fmt: skip
-    """Adam and AdamW; the largest second moments are there with `amsgrad` alone."""
+    """Adam and AdamW; the largest second moments exist only with `amsgrad`."""
     lists = [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]
     return _updated(lists, state_steps, more)
 
@@ -151,7 +151,7 @@ def fused_sgd_in_place(
 
 @describe_aten("aten._fused_sgd")
 def fused_sgd(self: Tensors, grads: Tensors, momentum_buffer_list: Tensors, **more: Any) -> Any:
-    """SGD; momentum buffers are there with `momentum` alone."""
+    """SGD; momentum buffers exist only with `momentum`."""
     return _updated([self, grads, momentum_buffer_list], [], more)
 
 

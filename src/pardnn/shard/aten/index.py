@@ -1,6 +1,6 @@
 """Data-dependent indexing: which element is read depends on an index tensor.
 
-The dim that is indexed is read whole; the others, and the places of the index tensor, can be cut.
+The indexed dim is read whole; the others, and the positions of the index tensor, can be cut.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False,
     mode: int = 0, sparse: bool = False, per_sample_weights: Tensor | None = None, *more: Any,
 ) -> Any:  # fmt: skip
-    """Sums of rows; bags are told by offsets, so that only the columns of the table can be cut."""
+    """Sums of rows; bags are given by offsets, so only the columns of the table can be cut."""
     at = [indices[(ALL,) * indices.ndim], offsets[:], *_weights(per_sample_weights)]
     result = lambda b, h: pick(weight[:, h], *at)[b]  # noqa: E731
     whole = lambda *i: pick(*at)[i]  # noqa: E731
@@ -102,7 +102,7 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) 
 
 @describe_aten("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
 def scatter(self: Tensor, dim: int, index: Tensor, *values: Any, **more: Any) -> Any:
-    """Values put at the places of one dim that an index tensor names."""
+    """Values written at the positions of one dim that an index tensor names."""
     d = dim % max(self.ndim, 1)
     sources = [index, *(value for value in (*values, *more.values()) if isinstance(value, Tensor))]
     tensors = [t for t in sources if t.ndim == self.ndim]
@@ -131,7 +131,7 @@ def take(self: Tensor, index: Tensor) -> Any:
 
 @describe_aten("aten.searchsorted")
 def searchsorted(sorted_sequence: Tensor, self: Any, *, sorter: Any = None, **more: Any) -> Any:
-    """Where elements belong in rows that are sorted, or in one for all."""
+    """Where elements belong in sorted rows, or in one row for all."""
     sequences = [sorted_sequence] if sorter is None else [sorted_sequence, sorter]
     if not isinstance(self, Tensor):
         return lambda *i: pick(*sequences)
@@ -160,7 +160,7 @@ def index_copy(
 
 @describe_aten("aten.segment_reduce")
 def segment_reduce(data: Tensor, reduce: str, *, axis: int = 0, **more: Any) -> Any:
-    """Runs of the first dim reduced, told by lengths or offsets."""
+    """Runs of the first dim reduced, given by lengths or offsets."""
     ends = [t for t in more.values() if isinstance(t, Tensor)]
     if axis:
         return lambda *i: pick(data, *ends)[i]
@@ -209,7 +209,7 @@ class Indexed:
         return i[self.start : self.start + self.rank]
 
     def rows(self, i: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Index of what is read for them: indexed dims whole."""
+        """Index of the elements read for them: indexed dims whole."""
         rest = iter((*i[: self.start], *i[self.start + self.rank :]))
         return tuple(ALL if d in self.dims else next(rest) for d in range(self.ndim))
 
@@ -222,7 +222,7 @@ class Indexed:
 
 @describe_aten("aten.index")
 def index(self: Tensor, indices: list[Tensor | None]) -> Any:
-    """Elements named by one index tensor per indexed dim; masks give shapes that depend on data."""
+    """Elements named by one index tensor per indexed dim; with masks the shape depends on data."""
     at = Indexed(self, indices)
     everything = (ALL,) * self.ndim
     if not at.is_plain:
@@ -236,7 +236,7 @@ def index_put(
 ) -> Any:
     """Elements named by index tensors are replaced, or added to: the other dims can be cut.
 
-    One mask chooses at each place whether to replace, where the values are the same for all places.
+    A single mask selects where to replace, if the value is the same everywhere.
     """
     at = Indexed(self, indices)
     if len(at.tensors) == 1 and at.dims == [0] and not at.is_plain:

@@ -1,4 +1,4 @@
-"""Factorisations and solutions: matrices in batches, each computed by itself."""
+"""Factorisations and solutions of batches of matrices, each computed separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of an operator: a user's, or ours of ATen."""
+"""The description of an operator: a user's, or one of pardnn's for ATen."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 
 @describe_strided("aten._pdist_backward")
 def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Any:
-    """Gradient by rows whose distances from each other were taken: a column needs its own alone."""
+    """Gradient by rows whose pairwise distances were taken: a column needs only itself."""
     return lambda i, d: distance(grad[:], self[:, d], pdist[:])[i]
 
 
@@ -159,7 +159,8 @@ def grouped_mm(
 ) -> Any:
     """Products of matrices, one for each group; `offs` says where groups end.
 
-    Which rows meet which matrix depends on `offs`, so the dim that it divides stays whole.
+    Which rows are multiplied with which matrix depends on `offs`, so the dim that it divides stays
+    whole.
     """
     groups = [] if offs is None else [offs]
     (rows, inner), columns = self.shape[-2:], mat2.shape[-1]

@@ -1,7 +1,7 @@
 """Normalisations and their gradients.
 
-Statistics are taken inside one call, so a dim that they are taken over cannot be cut: layer
-norms are cut by rows, batch norms in training by channels, group norms by samples.
+Statistics are computed inside one call, so the dims that they cover cannot be cut: layer norms are
+cut by rows, batch norms in training by channels, group norms by samples.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ALL = slice(None)
 
 
 def channel(tensor: Tensor | None, c: Any) -> list[Any]:
-    """Return the element of a channel's parameter, nothing where there is no parameter."""
+    """Return the element of a channel's parameter, or nothing without a parameter."""
     return [] if tensor is None else [tensor[c]]
 
 
 def whole(tensor: Tensor | None) -> list[Any]:
-    """Return all of a parameter, nothing where there is none."""
+    """Return all of a parameter, or nothing without a parameter."""
     return [] if tensor is None else [tensor[(ALL,) * tensor.ndim]]
 
 
@@ -104,7 +104,7 @@ def native_batch_norm(
 def batch_norm_no_stats(
     input: Tensor, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    """Without running statistics those of the batch are taken, whatever `training` says."""
+    """Without running statistics those of the batch are used, whatever `training` says."""
     return _batch_norm(input, weight, bias, None, None, True)
 
 

@@ -1,4 +1,4 @@
-"""Pooling, padding, resampling: windows that have no weights."""
+"""Pooling, padding, resampling: windows without weights."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Any:
 
 @describe_aten("aten.grid_sampler_2d")
 def grid_sampler_2d(input: Tensor, grid: Tensor, *modes: Any) -> Any:
-    """Sampling of planes at given places: the grid's own places can be cut."""
+    """Sampling of planes at given positions: the positions of the grid can be cut."""
     return lambda b, c, y, x: pool(input[b, c, :, :], grid[b, y, x, :])
 
 
@@ -243,7 +243,7 @@ def grid_sampler_backward(
     grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int,
     align_corners: bool, output_mask: Sequence[bool],
 ) -> Any:  # fmt: skip
-    """Gradients of planes and places: places add up in planes, channels in places."""
+    """Gradients of planes (sums over positions) and of positions (sums over channels)."""
     space = [ALL] * (input.ndim - 2)
 
     def value(b: Any, c: Any, p: Any) -> Any:
@@ -263,7 +263,7 @@ def _blocks(c: Any, kernel_size: Sequence[int]) -> slice:
 
 @describe_aten("aten.col2im")
 def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *windows: Any) -> Any:
-    """Windows are added up into planes, those of a channel into its own."""
+    """Windows are added up into planes, those of each channel into its own plane."""
     lead = self.ndim - 2
 
     def value(*i: Any) -> Node:
@@ -275,7 +275,7 @@ def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *window
 
 @describe_aten("aten.im2col")
 def im2col(self: Tensor, kernel_size: list[int], *windows: Any) -> Any:
-    """Windows of planes are laid side by side, those of a channel in rows of their own."""
+    """Windows of planes side by side, those of each channel in separate rows."""
     names = ("b", "c")[4 - self.ndim :]
 
     def place(*i: Any) -> At:

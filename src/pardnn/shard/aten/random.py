@@ -1,4 +1,4 @@
-"""Random numbers: each element is drawn by itself, but the plan decides which draw it gets.
+"""Random numbers: each element is drawn separately, but the plan decides which draw it gets.
 
 A worker advances its generator past the draws of the others, or draws all and keeps its shard.
 """

@@ -1,4 +1,4 @@
-"""Elements put elsewhere by operators that are no views: shuffles, diagonals, windows."""
+"""Elements moved by operators that are not views: shuffles, diagonals, windows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _pixels(self: Tensor, factor: int, *, shuffles: bool) -> Any:
 
 @describe_aten("aten.pixel_shuffle")
 def pixel_shuffle(self: Tensor, upscale_factor: int) -> Any:
-    """Channels become places."""
+    """Channels become positions."""
     return _pixels(self, upscale_factor, shuffles=True)
 
 
 @describe_aten("aten.pixel_unshuffle")
 def pixel_unshuffle(self: Tensor, downscale_factor: int) -> Any:
-    """Places become channels."""
+    """Positions become channels."""
     return _pixels(self, downscale_factor, shuffles=False)
 
 
@@ -50,7 +50,7 @@ def channel_shuffle(self: Tensor, groups: int) -> Any:
 
 @describe_aten("aten.rot90")
 def rot90(self: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
-    """Planes are turned."""
+    """Planes are rotated."""
     a, b = (d % self.ndim for d in dims)
 
     def value(*i: Any) -> Node:

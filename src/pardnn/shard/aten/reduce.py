@@ -1,4 +1,4 @@
-"""Reductions over dims, and what is computed along one dim: scans, sorts, extreme positions."""
+"""Reductions over dims, and computations along one dim: scans, sorts, positions of extremes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def var(
     self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *,
     correction: Any = None,
 ) -> Any:  # fmt: skip
-    """Variance: that of shards does not give that of the whole without their means."""
+    """Variance: the variances of shards do not give that of the whole without the means."""
     return _statistic(self, dim, keepdim)
 
 
@@ -223,7 +223,7 @@ def histogramdd(
     self: Tensor, bins: Sequence[int], *, range: Any = None, weight: Tensor | None = None,
     density: bool = False,
 ) -> Any:  # fmt: skip
-    """How many points lie in each box; by default the boxes are made of the points themselves."""
+    """How many points lie in each box; by default boxes depend on the points themselves."""
     return _counted(self, weight, 1, [], can_add=range is not None and not density)
 
 

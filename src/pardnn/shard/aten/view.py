@@ -1,7 +1,7 @@
-"""Views and copies of views: the same elements at other places.
+"""Views and copies of views: the same elements at other positions.
 
 Merging and splitting dims is affine in the common factors of both shapes. The cut is along the
-leading factor of each group of dims; shards of any other are no boxes.
+leading factor of each group of dims; shards along any other are not boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Group = tuple[list[int], list[int]]
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> list[Group]:
-    """Match dims of two shapes: least runs of dims, by number, that hold the same elements."""
+    """Match dims of two shapes: the smallest runs of dims, by number, with the same elements."""
     left = [d for d, size in enumerate(before) if size != 1]
     right = [d for d, size in enumerate(after) if size != 1]
     found: list[Group] = []
@@ -115,7 +115,7 @@ def t(self: Tensor) -> Any:
 
 @describe_strided("aten.unsqueeze", "aten.unsqueeze_copy")
 def unsqueeze(self: Tensor, dim: int) -> Any:
-    """A dim of size 1 more."""
+    """One more dim, of size 1."""
     d = dim % (self.ndim + 1)
     return lambda *i: taken(self[(*i[:d], *i[d + 1 :])])
 
@@ -238,7 +238,7 @@ def _parts(self: Tensor, count: int, dim: int) -> Any:
 
 @describe_strided("aten.split_with_sizes", "aten.split_with_sizes_copy")
 def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
-    """Runs of a dim; a shard of that dim would hold some of them whole and lack others."""
+    """Runs of a dim; a shard of that dim would hold some of them whole and others not at all."""
     return _parts(self, len(split_sizes), dim)
 
 
@@ -256,7 +256,7 @@ def unbind(self: Tensor, dim: int = 0) -> Any:
 
 @describe_strided("aten.cat")
 def cat(tensors: list[Tensor], dim: int = 0) -> Any:
-    """Tensors one after the other along a dim; each worker takes what lies in its range."""
+    """Tensors one after the other along a dim; each worker takes the part in its range."""
     held = [tensor for tensor in tensors if tensor.ndim == max(t.ndim for t in tensors)]
     d = dim % held[0].ndim
     starts = [sum(t.shape[d] for t in held[:n]) for n in range(len(held))]
@@ -270,14 +270,14 @@ def cat(tensors: list[Tensor], dim: int = 0) -> Any:
 
 @describe_strided("aten.stack")
 def stack(tensors: list[Tensor], dim: int = 0) -> Any:
-    """Tensors along a dim of their own."""
+    """Tensors along a new dim."""
     d = dim % (tensors[0].ndim + 1)
     return lambda *i: taken(*(t[(*i[:d], *i[d + 1 :])] for t in tensors))[i[d]]
 
 
 @describe_strided("aten.flip")
 def flip(self: Tensor, dims: Sequence[int]) -> Any:
-    """Some dims back to front."""
+    """Some dims reversed."""
     flipped = {d % self.ndim for d in dims} if self.ndim else set()
     last = [size - 1 for size in self.shape]
     return lambda *i: taken(
@@ -287,7 +287,7 @@ def flip(self: Tensor, dims: Sequence[int]) -> Any:
 
 @describe_strided("aten.repeat")
 def repeat(self: Tensor, repeats: Sequence[int]) -> Any:
-    """Dims repeated; those that are can be cut only where the call is told so."""
+    """Dims repeated; only dims that are not repeated can be cut."""
     new = len(repeats) - self.ndim
 
     def value(*i: Any) -> Node:

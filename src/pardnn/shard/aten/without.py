@@ -1,4 +1,4 @@
-"""Operators that have no description, each with its reason. They run whole, never wrong."""
+"""Operators without a description, each with its reason. All devices run them whole."""
 
 _BEGINS = "no argument of the call says where a shard begins"
 _RESERVE = "its kernel keeps a result for the backward pass in a layout of its own"
@@ -89,7 +89,7 @@ WHOLE: dict[str, str] = {
 
 
 def reason_without(kind: str) -> str | None:
-    """Return why an operator has no description, None if nothing is known about it.
+    """Return why an operator has no description; None if no reason is listed.
 
     Args:
         kind: Such as "aten.nonzero.default".

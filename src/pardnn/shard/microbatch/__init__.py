@@ -1,1 +1,1 @@
-"""The batch of a step cut in pieces: microbatches found by analysis."""
+"""The batch of a step cut into pieces: microbatches found by analysis."""

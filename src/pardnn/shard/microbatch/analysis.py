@@ -1,15 +1,15 @@
 """The batch followed through a step: which ops are cut along it, and which run whole.
 
-Problem: the user's step has one batch and no word about microbatches.
-Idea: the first dim of what comes in is the batch. Ops are visited in order; one that reads a tensor
+Problem: the user's step has one batch and does not mention microbatches.
+Idea: the first dim of the inputs is the batch. Ops are visited in order; an op that reads a tensor
 in pieces is cut along the loop that reads it so (`call_cut`), and its results are in pieces, or
-partial and added up. An op with no such loop (batch norm in training) runs once on the joined
-pieces, and its results of the same shape may be sliced again. Nothing here can be wrong, only
-slow: each piece reads the boxes that its description names.
-Ops on a storage that is written in place are all cut, or all whole; and whole are those whose
-result would have to be joined where the batch stands behind another dim (`runs`).
-Complexity: O(ops), a distinct call analysed once; again for each time that a storage is found to
-be cut by some of its ops alone.
+partial and added up. An op without such a loop (batch norm in training) runs once on the joined
+pieces, and its results of the same shape may be sliced again. Nothing here can be wrong, only slow,
+because each piece reads the boxes that its description names.
+Ops on a storage that is written in place are all cut, or all whole; and ops stay whole if their
+result would have to be joined while the batch comes after another dim (`runs`).
+Complexity: O(ops), with each distinct call analysed once; again whenever a storage is found that
+only some of its ops cut.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class BatchCut:
         return len(self.points) - 1
 
     def counted(self, name: str) -> str:
-        """Return what has the same elements as a tensor, and is whole if there is such a one.
+        """Return a tensor with the same elements, a whole one if there is one.
 
-        A view has the elements of what it views; how many of them count needs no order.
+        A view has the elements of the tensor that it views; counting them needs no order.
         """
         views = {
             each.op.outputs[0].name: each.op.inputs[0]
@@ -74,7 +74,7 @@ def analyse_batch(graph: Graph, num_pieces: int, *, in_runs: bool = True) -> Bat
     Args:
         graph: A captured graph.
         num_pieces: At least 2. They differ by at most one sample.
-        in_runs: Whether a dim may have the batch behind others, so that pieces are no boxes.
+        in_runs: Whether the batch may come after others in a dim, so that pieces are not boxes.
 
     Raises:
         UsageError: E226, if the step has no batch of as many samples, or no op can be cut.
@@ -106,7 +106,7 @@ def analyse_batch(graph: Graph, num_pieces: int, *, in_runs: bool = True) -> Bat
 
 
 def most_pieces(graph: Graph, wanted: int) -> int:
-    """Return in how many pieces a step can be cut, at most as many as wanted; 1 if not at all."""
+    """Return into how many pieces a step can be cut, up to a maximum; 1 if not at all."""
     sizes = {min(size, wanted) for size, _ in _batches(graph)}
     for number in sorted(sizes, reverse=True):
         try:

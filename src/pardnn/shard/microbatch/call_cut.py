@@ -5,7 +5,7 @@ Idea: the description gives for each loop the box of every input and result, wit
 where the samples are. An input suits a loop if each piece needs its own samples, or if all pieces
 need all of it; a result is then in pieces, or a partial result to be added up.
 Complexity: O(loops x pieces x dims) per distinct call.
-Reference: Tofu (EuroSys 2019), section 4.2; GPipe (NeurIPS 2019) for what the pieces are for.
+Reference: Tofu (EuroSys 2019), section 4.2; GPipe (NeurIPS 2019) for the use of the pieces.
 Deviations: pieces need not be equal; halos and overlapping results leave a call whole.
 """
 
@@ -35,9 +35,9 @@ class BatchDim(NamedTuple):
 
     Attributes:
         dim: The dim that runs over the samples.
-        scale: Its elements per sample in a row: 8 texts of 16 tokens have 16 in a dim of 128.
-        outer: How often the batch is there in a row (see `runs`): 16 tokens of 8 texts have it 16
-            times in a dim of 128.
+        scale: Consecutive elements per sample: 8 texts of 16 tokens have 16 in a dim of 128.
+        outer: How often the batch is repeated (see `runs`): 16 tokens of 8 texts have it 16 times
+            in a dim of 128.
     """
 
     dim: int
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 
     Attributes:
         at: Where the batch is.
-        is_made: Whether its pieces are results of pieces; else it is whole and can be sliced.
+        is_made: Whether its pieces are results of pieces; otherwise it is whole and can be sliced.
     """
 
     at: BatchDim
@@ -64,7 +64,7 @@ class CallCut(NamedTuple):
         loop: The loop that is cut.
         pieces: The call of each piece.
         inputs: By slot, where the batch is; None for an input that each piece reads whole.
-        unread: Slots of which only the shape counts.
+        unread: Slots of which only the shape is read.
         outputs: By result, where the batch is; what combines partial results; or None: each piece
             has the same, or it is not computed.
     """
@@ -85,7 +85,7 @@ def cut_call(
 ) -> CallCut | None:
     """Return how a call is cut along the batch; None if it has to run whole.
 
-    Of several loops the one is taken that leaves most of its inputs in pieces.
+    Of several loops, the one that leaves most of its inputs in pieces is taken.
 
     Args:
         number: Of the call, see `partition.interning`.
@@ -225,7 +225,7 @@ def piece_boxes(shape: Sequence[int], at: BatchDim, points: Sequence[int]) -> tu
 
 
 def piece_box(shape: Sequence[int], at: BatchDim, points: Sequence[int], piece: int) -> Box:
-    """Return the box of one piece of a tensor, as if the rows of a sample stood together.
+    """Return the box of one piece of a tensor, as if the rows of a sample were adjacent.
 
     Args:
         shape: Of the whole one.

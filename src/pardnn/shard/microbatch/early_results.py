@@ -1,9 +1,9 @@
-"""Results that need no piece's values: no piece has to wait for another one.
+"""Results that need no values of any piece, so that pieces do not wait for each other.
 
 Two kinds: an op that reads only the shape of its input (`ones_like` of the loss, where every
 backward pass starts), and the number of rows that a mean loss divides by, which comes from the
-targets alone and which every gradient needs. And the gradient of a mean over all elements is that
-of their sum, of a gradient that is divided by their number once.
+targets alone and which every gradient needs. Also, the gradient of a mean over all elements becomes
+that of their sum, applied to a gradient that is divided by their number once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MEANS: Mapping[str, int] = {
 
 
 def with_sums(graph: Graph) -> Graph:
-    """Return a graph in which gradients of means are those of sums, of a share of their gradient.
+    """Return a graph in which gradients of means are gradients of sums of a share.
 
-    "h" reads "h:share" then; both are for ops that are cut, an op that stays whole is as it was.
+    "h" then reads "h:share"; this is for ops that are cut, and ops that stay whole do not change.
     """
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     ops: list[Op] = []
@@ -76,7 +76,7 @@ def is_counting(op: Op) -> bool:
 
 
 def filled(op: Op) -> Op | None:
-    """Return an op that makes the same without reading its input; None if there is none."""
+    """Return an op with the same result that does not read its input; None if there is none."""
     kind = op.kind.rpartition(".")[0]
     if kind not in FILLED or len(op.outputs) != 1 or op.outputs[0].alias_of is not None:
         return None
@@ -90,6 +90,6 @@ def filled(op: Op) -> Op | None:
 
 
 def changed(op: Op, **changes: Any) -> Op:
-    """Return an op with some fields changed; itself if they are as they were."""
+    """Return an op with some fields changed; the op itself if nothing differs."""
     is_same = all(getattr(op, name) == value for name, value in changes.items())
     return op if is_same else dataclasses.replace(op, **changes)

@@ -1,13 +1,13 @@
-"""The cut graph: a step with its batch in pieces, as a graph of its own, to be placed like any.
+"""The cut graph: a step with its batch in pieces, as a graph that is placed like any other.
 
 Idea: an op that is cut becomes one op per piece, "h@0", "h@1" and so on, in the order of the graph;
-all others stay as they are. What is whole is sliced where pieces read it (a view), what is in
+all others stay as they are. A whole tensor is sliced where pieces read it (a view), a tensor in
 pieces is joined where an op reads it whole, and partial results are added in the order of the
-pieces (`sums`), so that no number depends on where they run. Every name of the graph stays the name
-of the same whole value.
-Two things would make all pieces wait for each other, and do not: an op that reads only the shape
-of a value makes its result without it, and the number of rows that a mean loss divides by comes
-from the targets alone.
+pieces (`sums`), so that no number depends on where they run. Every name of the graph remains the
+name of the same whole value.
+Two things that would make all pieces wait for each other are avoided: an op that reads only the
+shape of a value makes its result without it, and the number of rows that a mean loss divides by
+comes from the targets alone.
 Complexity: O(ops x pieces).
 Deviations: random ops run once, on the whole, so that the numbers are those of one device.
 """
@@ -44,14 +44,15 @@ def cut_batch(
     Args:
         graph: A captured graph.
         num_pieces: At least 2; they differ by at most one sample.
-        accumulators: Into how many storages partial sums are added, each of pieces in a row: 1 if
-            one device has all pieces of a layer, as many as copies of a layer that work side by
-            side. None: a storage for each piece, which any device may add to the others.
-        totals: Whether sums are copied out of the storage that they are added up in: devices that
-            have a part of each piece then add up their own terms, and each other's once.
+        accumulators: Into how many storages partial sums are added, each from consecutive pieces: 1
+            if one device has all pieces of a layer, or the number of copies of a layer that work in
+            parallel. None: a storage for each piece, which any device may add to the others.
+        totals: Whether sums are copied out of the storage in which they are added up: devices that
+            have a part of each piece then add up their own terms, and those of each other only
+            once.
 
     Raises:
-        UsageError: E226, if the step has no batch that can be cut so.
+        UsageError: E226, if the step has no batch that can be cut in this way.
         UnsupportedError: E823, if it writes its batch in place.
         DescriptionError: E220, if a description is wrong.
     """

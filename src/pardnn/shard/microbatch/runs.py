@@ -1,11 +1,11 @@
-"""Dims in which the batch stands behind others: rows of tokens, each with all of the samples.
+"""Dims in which the batch comes after others: rows of tokens, each with all samples.
 
 Problem: layers that put the sequence first (`nn.MultiheadAttention`, recurrent layers) merge it
-with the batch: 16 tokens of 8 texts are 128 rows, and those of one text no box of them.
-Idea: a view is the same elements in the same order, so where the samples are in its result follows
-from the sizes before and after them. An op that does the same to each row does not care in which
-order rows stand: it is cut as if those of a sample stood together. Such pieces are neither sliced
-nor joined (`analysis` leaves whole what would need that).
+with the batch: 16 tokens of 8 texts are 128 rows, and the rows of one text are not a box.
+Idea: a view has the same elements in the same order, so the position of the samples in its result
+follows from the sizes before and after them. An op that does the same to each row does not depend
+on the order of the rows: it is cut as if those of a sample were adjacent. Such pieces are neither
+sliced nor joined (`analysis` leaves ops whole that would need it).
 Complexity: O(dims) per call.
 """
 
@@ -31,7 +31,7 @@ VIEWS = frozenset({
 def cut_in_runs(
     number: int, marks: Mapping[str, Mark], points: Sequence[int], written: frozenset[str]
 ) -> CallCut | None:
-    """Return how a call is cut that merges the batch with dims before it, or has it merged.
+    """Return how to cut a call that merges the batch with earlier dims, or reads it merged.
 
     Args:
         number: Of the call, see `partition.interning`.
@@ -74,7 +74,7 @@ def _cut_view(call: Call, marks: Mapping[str, Mark], points: Sequence[int]) -> C
 def at_after_view(
     before: Sequence[int], after: Sequence[int], at: BatchDim, samples: int
 ) -> BatchDim | None:
-    """Return where the batch is in a view; None if it is in no single dim of it.
+    """Return where the batch is in a view; None if it is not in a single dim.
 
     Args:
         before: Shape of what is viewed.

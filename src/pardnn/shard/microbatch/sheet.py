@@ -1,4 +1,4 @@
-"""The ops of a cut graph while they are written, and the order in which the graph states them."""
+"""The ops of a cut graph while it is written, and their order in the graph."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sheet:
         memory: MemoryKind = "normal",
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Append an op that is no op of the graph; it takes place and source from one beside it."""
+        """Append a helper op, with position and source line of an op of the graph beside it."""
         arguments: dict[str, Any] = {"args": args, **({"kwargs": kwargs} if kwargs else {})}
         self.ops.append(
             Op(
@@ -51,7 +51,7 @@ class Sheet:
 
 
 def new_tensor(tensor: Tensor, name: str, box: Box | None = None) -> Tensor:
-    """Return a dense tensor of its own storage, as large as another one or a box of it."""
+    """Return a dense tensor with its own storage, as large as another one or a box of it."""
     shape = tensor.shape if box is None else lengths(box)
     strides = None if shape is None else new_strides(tensor, shape)
     size = tensor.bytes if shape is None else bytes_of(tensor, shape)
@@ -59,7 +59,7 @@ def new_tensor(tensor: Tensor, name: str, box: Box | None = None) -> Tensor:
 
 
 def in_order(sheet: Sheet) -> tuple[Op, ...]:
-    """Return all ops, one piece after the other, which needs least memory: plans begin there."""
+    """Return all ops, one piece after the other: the order that needs least memory."""
     ops = sheet.ops
     maker = {tensor.name: i for i, op in enumerate(ops) for tensor in op.outputs}
     number = {op.name: i for i, op in enumerate(ops)}

@@ -9,7 +9,7 @@ from pardnn.shard.microbatch.call_cut import BatchDim
 
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor, also of a contiguous one."""
+    """Return the strides of a tensor, even if it is contiguous."""
     return contiguous_strides(tensor.shape or ()) if tensor.strides is None else tensor.strides
 
 

@@ -1,10 +1,11 @@
-"""What combines the partial results of pieces: accumulators, quotients, other reductions.
+"""Ops that combine the partial results of pieces: accumulators, quotients, other reductions.
 
-Sums are added in the order of the pieces. Pieces in a row share an accumulator, the storage of the
-first one's partial result; a matrix product adds itself to it (`addmm_`), which saves writing and
-reading it once more, and all else is added by an op of its own. Then accumulators are added up, in
-their order. So numbers depend on how many there are, never on where they are. A sum may be made
-apart from its accumulators (`totals`), so that these can lie otherwise: as terms on each device.
+Sums are added in the order of the pieces. Consecutive pieces share an accumulator, the storage of
+the first one's partial result. A matrix product adds itself to it (`addmm_`), which saves writing
+and reading it once more; other results are added by a separate op. Then the accumulators are added
+up in order. So numbers depend on how many there are, never on where they are. The sum may be a
+tensor apart from its accumulators (`totals`), so that these can have another layout: terms on each
+device.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from pardnn.shard.tdl.language import Reducer
 
 
 def is_added(op: Op, reducer: object) -> bool:
-    """Whether partial results are added up in place; what outlives the step is made again."""
+    """Whether partial results are added up in place; results that outlive the step are not."""
     return isinstance(reducer, Reducer) and reducer.name == "sum" and op.memory != "residual"
 
 
 @final
 class Sums:
-    """Writes what combines partial results.
+    """Writes the ops that combine partial results.
 
     Args:
         sheet: Where to write.
@@ -64,7 +65,7 @@ class Sums:
         return None if is_first else self.total(op.outputs[0].name, piece - 1)
 
     def adding(self, made: Op, op: Op, reducers: Sequence[object], piece: int) -> Op:
-        """Return a piece that adds its result to the accumulator; itself if it cannot.
+        """Return a piece that adds its result to the accumulator; the piece itself if it cannot.
 
         Args:
             made: The piece.
@@ -84,7 +85,7 @@ class Sums:
         )  # fmt: skip
 
     def combine(self, op: Op, tensor: Tensor, reducer: Reducer, results: Sequence[str]) -> None:
-        """Write what makes the whole of a tensor's partial results.
+        """Write the ops that make a whole tensor of its partial results.
 
         Args:
             op: Whose result it is.

@@ -1,15 +1,15 @@
-"""From a description to the loops of an operator, and what each index of them reads and writes.
+"""From a description to the loops of an operator, and what each of their indices reads and writes.
 
 Problem: find every variable along which an operator can be cut, whatever its sizes.
 Idea: run the lambdas on symbolic indices. A variable may be cut if it stands for a position of an
-output (case 1) or belongs to a reduction that nothing but sums and factors surrounds (case 2).
-Variables inside an opaque result, or of a reduction whose result goes on into another function,
-may not.
+output (case 1) or belongs to a reduction surrounded by nothing but sums and factors (case 2).
+Variables inside an opaque result, or of a reduction whose result is passed to another function, may
+not.
 Complexity: O(size of the description); results are cached by ranks and attributes, so that equal
 layers of different width are analysed once.
 Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2.
 Deviations: bounds are affine in the first and last value of each loop, so one run serves any number
-of workers where the paper makes two runs per loop; several outputs share loops by name.
+of workers, while the paper makes two runs per loop; several outputs share loops by name.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Access:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """How one output comes about.
+    """How one output is computed.
 
     Attributes:
         place: An interval for each dim, None for all of it.
         names: Variables that it depends on.
-        reducers: Variables that partial results arise from, with what combines them.
-        overlap: What combines values that meet at one place; None: they must not meet.
-        without: What all workers but the first call with, if the results are partial.
+        reducers: Variables whose cut gives partial results, with what combines these.
+        overlap: What combines values at the same position; None: there must be none.
+        without: Arguments of all workers but the first, if the results are partial.
     """
 
     place: tuple[Interval | None, ...]
@@ -92,12 +92,12 @@ class Analysis:
     Attributes:
         loops: Variables that can be cut, in order of appearance.
         extents: Where the size of each variable is found, the most binding first.
-        multiples: Numbers that cuts of a variable must keep to, where not 1.
+        multiples: Numbers whose multiples the cuts of a variable must be, where not 1.
         reads: Accesses of inputs.
         writes: One per output, None for what is not computed.
         attributes: See `Local`.
         contents: Slots of which values are read.
-        reads_sizes: Whether the description looked at sizes: the analysis is of these alone.
+        reads_sizes: Whether the description looked at sizes: the analysis then holds only for them.
     """
 
     loops: tuple[str, ...]
@@ -315,7 +315,7 @@ def analyse(description: Description, call: Call) -> tuple[Analysis, Bound]:
 
 
 def analysis_of(description: Description, bound: Bound) -> Analysis:
-    """Analyse the description of a call that was bound just now: reads of sizes are noted there.
+    """Analyse the description of a newly bound call, in which reads of sizes are noted.
 
     Raises:
         DescriptionError: E220, naming the operator, if the description cannot be analysed.
@@ -355,10 +355,10 @@ class Output:
 
     Attributes:
         names: Variables that stand for positions, in the order of the lambda.
-        extents: Sizes of the variables that say theirs.
-        place: Where values stand: one entry per dim.
+        extents: Sizes of the variables that state them.
+        place: Positions of the values: one entry per dim.
         value: What is computed there.
-        bare: Whether `place` is the variables themselves.
+        bare: Whether `place` consists of the variables themselves.
     """
 
     names: tuple[str, ...]

@@ -51,14 +51,15 @@ class AxisStrategies:
     Attributes:
         number: Of the call.
         dim_slices: Which dims of boxes belong to which tensor.
-        places: Position of each loop among `boxes`; that of None, all workers alike, is the last.
-        boxes: By loop and worker, what it needs of the inputs, which may be out of bounds, and
-            what its results are of the whole ones.
-        out_of_bounds: Whether some box is.
+        places: Position of each loop among `boxes`; that of None (all workers do the same) is the
+            last.
+        boxes: By loop and worker, the boxes that it needs of the inputs, which may be out of
+            bounds, and the boxes of its results in the whole ones.
+        out_of_bounds: Whether some box is out of bounds.
         contents: By loop, by slot whether values are read.
         flags: By loop and output, whether the workers' results are partial.
         strategies: By loop, how it is cut.
-        local_calls: By loop, numbers of the local calls that were asked for so far.
+        local_calls: By loop, numbers of the local calls requested so far.
     """
 
     number: int

@@ -1,8 +1,8 @@
-"""One call of an operator with the shapes around it, in the forms that cutting it needs.
+"""One call of an operator with its shapes, in the forms needed to cut it.
 
 A `Call` is data, as in the graph. `Bound` matches its tensors with the parameters of a description,
-which name them by *slot*. A `Skeleton` is what equal calls on other tensors share, the key under
-which results are cached. `DimSlices` lays the dims of all its tensors side by side.
+which name them by *slot*. A `Skeleton` is what equal calls on different tensors share, the key
+under which results are cached. `DimSlices` puts the dims of all tensors side by side.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Call:
         args: Positional arguments, `{"tensor": name}` for tensors, as in `Op.arguments`.
         kwargs: The others.
         shapes: Shape of each tensor among the arguments.
-        outputs: Shape of each result in order, None for what is no tensor or is not needed.
+        outputs: Shape of each result in order, None for a result that is no tensor or not needed.
         dtypes: Dtype of each tensor among the arguments, where known.
     """
 
@@ -81,10 +81,10 @@ def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
 
 
 class Skeleton(NamedTuple):
-    """The arguments of a call without its tensors: what repeated layers have in common.
+    """The arguments of a call without its tensors, which repeated layers have in common.
 
     Attributes:
-        structure: Kind and arguments; equal structures are equal but for the tensors.
+        structure: Kind and arguments; equal for calls that differ only in their tensors.
         names: Of the tensors, in the order of the arguments, repeated as they are.
     """
 
@@ -97,7 +97,7 @@ class Skeleton(NamedTuple):
         dtypes: Mapping[str, str | None],
         outputs: tuple[Shape | None, ...],
     ) -> Any:
-        """Return what is equal for calls that differ in the names of their tensors alone.
+        """Return a key that is equal for calls that differ only in the names of their tensors.
 
         Args:
             shapes: By tensor name.
@@ -135,7 +135,7 @@ def _plain(value: Any, names: list[str]) -> Any:
 
 
 def fingerprint(call: Call) -> Any:
-    """Return a key that is equal for calls that differ in the names of their tensors alone."""
+    """Return a key that is equal for calls that differ only in the names of their tensors."""
     skeleton = skeleton_of(call.kind, call.args, call.kwargs)
     return skeleton.key(call.shapes, call.dtypes, call.outputs)
 
@@ -146,7 +146,7 @@ def walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
     Args:
         value: The argument, `{"tensor": name}` for tensors.
         slot: Its parameter; items of a list are "slot.0", "slot.1" and so on.
-        visit: Takes the name and slot of a tensor; what it returns takes the tensor's place.
+        visit: Takes the name and slot of a tensor, and returns what replaces the tensor.
     """
     if isinstance(value, list | tuple):
         return [walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]
@@ -259,13 +259,13 @@ def replaced(description: Description, call: Call, attributes: Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DimSlices:
-    """Which dims belong to which tensor where those of all tensors of a call lie side by side.
+    """Which dims belong to which tensor if those of all tensors of a call are put side by side.
 
-    So the boxes of a call are one array, with one row per dim, whatever its tensors are.
+    So the boxes of a call are one array with one row per dim, whatever its tensors.
 
     Attributes:
         inputs: Dims of each input, by slot.
-        outputs: Dims of each output, None for what is not computed.
+        outputs: Dims of each output, None for one that is not computed.
         num_dims: Of all tensors together.
     """
 
@@ -275,7 +275,7 @@ class DimSlices:
 
     @property
     def output_ranks(self) -> tuple[int, ...]:
-        """Number of dims of each output, 0 for what is not computed."""
+        """Number of dims of each output, 0 for one that is not computed."""
         return tuple([0 if dims is None else dims.stop - dims.start for dims in self.outputs])
 
 
@@ -291,7 +291,7 @@ def _dim_slices(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, .
 
 
 def dim_slices_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> DimSlices:
-    """Return the slices for tensors of these ranks: always the same object for the same ranks."""
+    """Return the slices for tensors of these ranks: the same object for the same ranks."""
     return _dim_slices(
         tuple((slot, len(shape)) for slot, shape in shapes.items()),
         tuple(None if shape is None else len(shape) for shape in outputs),

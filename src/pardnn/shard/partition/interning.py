@@ -1,9 +1,9 @@
-"""Calls as numbers, and what is known of each: equal calls of a graph are analysed once.
+"""Calls as numbers, with cached analyses: equal calls of a graph are analysed once.
 
 Problem: a training step of 10,000 ops makes some hundred distinct calls, each with many strategies.
-Idea: a call's key is its skeleton and the shapes, so a layer that is repeated costs one look-up per
-op. A local call is mostly the same shape class with other sizes, and is built as a `Call` only when
-it is asked for. All tables are those of `cache`: a number is valid until `forget`.
+Idea: a call's key is its skeleton and the shapes, so a repeated layer costs one look-up per op. A
+local call mostly has the same shape class with other sizes, and is built as a `Call` only on
+request. All tables are those of `cache`: a number is valid until `forget`.
 Complexity: O(size of the arguments) to find a number.
 """
 
@@ -56,7 +56,7 @@ def find_call(key: Any) -> int | None:
 
 
 def add_call(key: Any, call: Call, skeleton: Skeleton) -> int:
-    """Return the number of a call whose key is new; it may be a local call that has one.
+    """Return the number of a call whose key is new; it may be a local call that has a number.
 
     Args:
         key: From `Skeleton.key`.
@@ -87,7 +87,7 @@ def intern_local_call(
 
     Args:
         shape_class: Of the call that is cut.
-        attributes: Arguments that the worker calls with in place of those of that call.
+        attributes: Arguments of the worker's call that replace those of that call.
         dim_sizes: The worker's sizes, in the shape class of that call.
     """
     ones = tuple([n == 1 for n in dim_sizes[: shape_class.num_input_dims]])
@@ -109,7 +109,7 @@ def interned_call(number: int) -> Call:
 
 
 def read_slots(number: int) -> dict[str, bool]:
-    """Return for each slot of a call whether values are read, not a size or nothing alone.
+    """Return for each slot of a call whether values are read, not just a size or nothing.
 
     Without a description that fits, all are.
     """
@@ -121,7 +121,7 @@ def read_slots(number: int) -> dict[str, bool]:
 
 
 def unread_inputs(call: Call) -> set[str]:
-    """Return the tensors of which a call reads no values: of `zeros_like(x)`, x.
+    """Return the tensors of which a call reads no values, such as x of `zeros_like(x)`.
 
     Args:
         call: Its tensors by any names.
@@ -134,9 +134,9 @@ def unread_inputs(call: Call) -> set[str]:
 
 
 def cuttable_loops(number: int) -> tuple[str, ...]:
-    """Return the loops of a call that can be cut, and whose results can be exchanged.
+    """Return the loops of a call that can be cut and whose results can be exchanged.
 
-    A description that does not fit the call counts as none: the op runs whole.
+    If the description does not fit the call, there is none: the op runs whole.
     """
     found = _LOOPS.get(number)
     if found is None:
@@ -185,7 +185,7 @@ def _strategies(
 
 
 def local_dim_sizes(nest: LoopNest, dim_sizes: DimSizes, cut: LoopCut) -> list[DimSizes]:
-    """Return the sizes of each worker's call: 0 in inputs of which nothing is read.
+    """Return the sizes of each worker's call: 0 for inputs of which nothing is read.
 
     Args:
         nest: Of the call.
@@ -205,7 +205,7 @@ def local_dim_sizes(nest: LoopNest, dim_sizes: DimSizes, cut: LoopCut) -> list[D
 
 
 def are_exact(shape_class: ShapeClass, nest: LoopNest, dim_sizes: DimSizes, cut: LoopCut) -> bool:
-    """Whether workers read just what they compute, where the description asks for it.
+    """Whether workers read exactly what they compute, if the description requires it.
 
     Args:
         shape_class: Of the call.

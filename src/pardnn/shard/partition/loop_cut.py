@@ -1,10 +1,10 @@
-"""One loop of a call split among workers, with halo: computed once for all calls that agree in it.
+"""One loop of a call split among workers, with halo: computed once for all calls that share it.
 
 Problem: every worker's boxes, for thousands of calls and each of their loops.
-Idea: splitting a loop cuts a few dims of a few tensors, and all others stay whole. Where the cuts
-are depends on the sizes of those dims and on how far the loops run that index them (a halo is where
-the ranges of neighbours overlap). A call that agrees in these few numbers, however large its other
-dims, needs no analysis of its own.
+Idea: splitting a loop cuts a few dims of a few tensors; all others stay whole. The positions of the
+cuts depend on the sizes of those dims and on the extents of the loops that index them (a halo is
+where the ranges of neighbours overlap). Calls that agree in these few numbers share the result,
+however large their other dims are.
 Complexity: O(tensors) per call, O(accesses x dims) per distinct cut and worker.
 Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2; "halo exchange" there.
 """

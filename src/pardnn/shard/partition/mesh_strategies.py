@@ -1,11 +1,11 @@
 """Sharding strategies of one call over a whole mesh, as arrays.
 
 Problem: the search tries thousands of strategies; `per_device.local_ops` builds each as objects.
-Idea: a call is a number (`interning`), and cutting its loops gives numbers of other calls with the
-boxes of what they read and write, those of all loops and workers in one array. Devices whose local
-calls are equal share that work, as do equal layers; a cut along a further mesh axis only adds the
-origins of boxes. An input that is needed whole stays whole inside each worker group, which is how
-the extra inputs of step 2 of the recursion are carried along.
+Idea: a call is a number (`interning`), and cutting its loops gives numbers of other calls, with the
+boxes that they read and write, for all loops and workers in one array. Devices with equal local
+calls share this work, as do equal layers; a cut along a further mesh axis only adds the origins of
+boxes. An input that is needed whole stays whole inside each worker group: these are the extra
+inputs of step 2 of the recursion.
 Complexity: O(distinct local calls x loops) loop cuts, the rest is array arithmetic.
 Reference: Tofu (EuroSys 2019), section 5.2.
 """
@@ -42,12 +42,12 @@ class MeshStrategies:
         axes: By strategy, the loop that is cut at each mesh axis.
         dim_slices: Which dims of boxes belong to which tensor.
         sizes: Of all dims of all tensors, side by side.
-        unclipped: By strategy and device, what it needs of the inputs, which may be out of bounds,
-            and what its results are of the whole ones.
+        unclipped: By strategy and device, the boxes that it needs of the inputs, which may be out
+            of bounds, and the boxes of its results in the whole ones.
         out_of_bounds: Whether some box is.
         contents: By strategy, by slot whether values are read.
         reduced: By strategy, by output, for each mesh axis, whether results along it are partial.
-        origins: By strategy, what its local calls follow from.
+        origins: By strategy, the cut that gives its local calls.
     """
 
     axes: Sequence[AxisLoops]
@@ -70,17 +70,17 @@ class MeshStrategies:
 
     @cached_property
     def boxes(self) -> Int64[ndarray, "s n dims 2"]:
-        """What devices need and make, clipped to the tensors."""
+        """The boxes that devices need and make, clipped to the tensors."""
         if not self.out_of_bounds:
             return self.unclipped
         return np.minimum(np.maximum(self.unclipped, 0), self.sizes[:, None])
 
     def region(self, slot: str) -> Int64[ndarray, "s n rank 2"]:
-        """Return what devices need of an input."""
+        """Return the boxes that devices need of an input."""
         return self.boxes[:, :, self.dim_slices.inputs[slot]]
 
     def result(self, output: int) -> Int64[ndarray, "s n rank 2"] | None:
-        """Return what the devices' results are of the whole; None: not computed."""
+        """Return the boxes of the devices' results in the whole; None: not computed."""
         dims = self.dim_slices.outputs[output]
         return None if dims is None else self.boxes[:, :, dims]
 
@@ -149,7 +149,7 @@ def _calls(
 
 
 def uncut(number: int) -> MeshStrategies:
-    """Return what the only device of an empty mesh does: all of it, tensors named by slot."""
+    """Return the strategy of an empty mesh: its only device runs the whole call."""
     if number not in _UNCUT:
         shape_class, dim_sizes = classified(number)
         dim_slices = shape_class.dim_slices
@@ -176,7 +176,7 @@ def extend(
         num_workers: Devices along the new axis.
 
     Returns:
-        Each strategy with each loop that can be cut so on every device.
+        Each strategy with each loop that can be cut in this way on every device.
     """
     dim_slices = strategies.dim_slices
     extensions = [_extension(calls, dim_slices, num_workers) for calls in strategies.calls]
@@ -270,7 +270,7 @@ def _aligned(
 
 
 def mesh_strategy_of(call: Call, axes: AxisLoops, mesh: Mesh) -> MeshStrategies | None:
-    """Return one strategy of a call, as the arrays of boxes that costs are counted from.
+    """Return one strategy of a call, as the arrays of boxes from which costs are computed.
 
     Args:
         call: The call; equal to what `per_device.local_ops` builds for it.
@@ -278,7 +278,7 @@ def mesh_strategy_of(call: Call, axes: AxisLoops, mesh: Mesh) -> MeshStrategies 
         mesh: The devices.
 
     Returns:
-        Strategies, of which it is the only one; None if the loops cannot be cut so.
+        Strategies with this one alone; None if the loops cannot be cut in this way.
     """
     found = uncut(intern_call(call))
     for loop, num_workers in zip(axes, mesh.shape, strict=True):

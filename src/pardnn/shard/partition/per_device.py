@@ -1,9 +1,9 @@
 """The local ops of one call on all devices of a mesh, one loop cut per mesh axis.
 
-Idea: `worker_ops` cuts a call into the ops of the workers along one axis, each a call again; the
-next axis cuts each of these. Boxes add up, so a local op's are those of the whole tensors. An input
-that a worker needs whole stays whole inside its group: the data "fetched from the other group as
-extra input tensors" of step 2 of the recursion.
+Idea: `worker_ops` cuts a call into the ops of the workers along one axis, each of which is a call
+again; the next axis cuts each of these. Offsets of boxes add up, so the boxes of a local op are in
+indices of the whole tensors. An input that a worker needs whole stays whole inside its group: the
+data "fetched from the other group as extra input tensors" of step 2 of the recursion.
 Complexity: O(devices) local ops.
 Reference: Tofu (EuroSys 2019), section 5.2.
 """
@@ -26,12 +26,12 @@ from pardnn.shard.tdl.language import Reducer
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What a device's result is of the whole one.
+    """Which part of the whole result a device computes.
 
     Attributes:
-        box: Where it lies; what is out of bounds is dropped.
-        reducers: Per mesh axis what combines it with those of the devices along that axis, where
-            boxes overlap; None if each has its own or all have the same.
+        box: Where it lies; elements out of bounds are dropped.
+        reducers: Per mesh axis, what combines it with the results of the devices along that axis
+            where boxes overlap; None if each has its own or all have the same.
         weight: Fraction of the iterations of all cut loops, for "mean".
     """
 
@@ -41,19 +41,19 @@ class LocalResult:
 
     @property
     def divisor(self) -> int | None:
-        """Which result divides the sum of the partial ones; None where nothing does."""
+        """Which result divides the sum of the partial ones; None if none does."""
         found = (reducer for reducer in self.reducers if reducer is not None)
         return next((reducer.by for reducer in found if reducer.name == "quotient"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOp:
-    """What one device does of a call: a call again, on boxes of the inputs.
+    """What one device computes of a call: a call again, on boxes of the inputs.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot, in indices of the whole input.
-        results: What its results are, in indices of the whole ones, None for what is not computed.
+        results: Its results, in indices of the whole ones, None for one that is not computed.
     """
 
     call: Call
@@ -62,15 +62,15 @@ class LocalOp:
 
 
 def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | None:
-    """Return what each device does when the loops `axes` of a call are cut, one per mesh axis.
+    """Return the op of each device if the loops `axes` of a call are cut, one per mesh axis.
 
     Args:
         call: Of a described operator.
-        axes: As many as the mesh has.
+        axes: Loops, one per mesh axis.
         mesh: The devices.
 
     Returns:
-        One op per device; None if some loop is too short or cannot be cut so.
+        One op per device; None if some loop is too short or cannot be cut in this way.
 
     Raises:
         DescriptionError: E220, if the operator has no description or a wrong one.

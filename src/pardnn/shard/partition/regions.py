@@ -1,12 +1,12 @@
-"""Input regions and output boxes of the workers among whom one loop of a call is cut.
+"""Input regions and output boxes of workers that share one cut loop of a call.
 
-Idea: numbers are put in for the ends of the loops, those of the one that is cut worker by worker;
-the symbolic intervals of the analysis then give boxes.
+Idea: substitute numbers for the ends of the loops, and for the cut loop those of each worker; the
+symbolic intervals of the analysis then become boxes.
 Complexity: O(accesses x dims) per worker.
 Reference: Tofu (EuroSys 2019), section 4.2, "Discover operator partition strategies".
-Deviations: k need not be 2, nor divide an extent (workers' extents differ by one); regions may be
-out of the bounds of a padded input, which the worker fills; outputs may overlap and are then added
-up where they do.
+Deviations: k need not be 2, nor divide an extent (workers' extents differ by one); regions may
+exceed the bounds of a padded input, which the worker fills; outputs may overlap and are then added
+up there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Region(NamedTuple):
     Attributes:
         box: In indices of the whole tensor; may be out of bounds if `fill` is a number.
         fill: Value out of bounds.
-        content: Whether values are read; else any values will do.
+        content: Whether values are read; otherwise any values will do.
     """
 
     box: Box
@@ -41,12 +41,12 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What a worker's result is of the whole one.
+    """Which part of the whole result a worker computes.
 
     Attributes:
         box: Where it lies; what is out of bounds is dropped.
-        reducer: What combines it with the others' where boxes overlap; None if each has its own,
-            or all have the same.
+        reducer: What combines it with the others where boxes overlap; None if each worker has its
+            own, or all have the same.
         weight: Fraction of the loop's iterations, for "mean".
     """
 
@@ -60,12 +60,12 @@ Moving = tuple[tuple[int, Interval], ...]
 
 
 class AffectedDims(NamedTuple):
-    """The dims of a call that the cut of one loop cuts: the same for all sizes.
+    """The dims of a call that a cut loop cuts: the same for all sizes.
 
     Attributes:
-        reads: Accesses of inputs by slot; those that are cut alike once.
+        reads: Accesses of inputs by slot; accesses that are cut in the same way appear once.
         writes: Of outputs, None for what is not computed.
-        has_conflict: Whether accesses need an input both cut and whole; one call takes it once.
+        has_conflict: Whether accesses need an input both cut and whole, which one call cannot take.
     """
 
     reads: tuple[tuple[str, tuple[tuple[Access, Moving], ...]], ...]
@@ -79,7 +79,7 @@ def _moving(dims: Sequence[Interval | None], loop: str) -> Moving:
 
 @lru_cache(maxsize=1 << 16)
 def affected_by(analysis: Analysis, loop: str) -> AffectedDims:
-    """Return the dims of a call that the cut of a loop cuts."""
+    """Return the dims of a call that are cut with a loop."""
     reads: dict[str, list[tuple[Access, Moving]]] = {}
     for access in analysis.reads:
         found = reads.setdefault(access.slot, [])
@@ -150,7 +150,7 @@ def _regions(
 
 
 def tile(boxes: Sequence[Box], shape: Shape) -> bool:
-    """Whether the boxes, in order, are the whole cut along at most one dim."""
+    """Whether the boxes, in order, make up the whole, cut along at most one dim."""
     if len({tuple(box) for box in boxes}) == 1:
         return False
     for dim, size in enumerate(shape):
@@ -206,14 +206,14 @@ def boxes_of(
     parts: Parts,
     points: Sequence[int] | None = None,
 ) -> Boxes | None:
-    """Return the boxes of each worker, None if the loop cannot be cut so.
+    """Return the boxes of each worker, None if the loop cannot be cut in this way.
 
     Args:
         analysis: Of the description.
         bound: The call.
         extents: How far its loops run.
         loop: The one that is cut.
-        parts: Number of the workers, or the share of each.
+        parts: Number of workers, or the share of each.
         points: Where each worker begins, and the end; None: as `parts` says.
     """
     affected = affected_by(analysis, loop)
@@ -244,7 +244,7 @@ def boxes_of(
 
 
 def has_own_calls(analysis: Analysis, loop: str) -> bool:
-    """Whether workers call with other arguments than the whole call, sizes aside."""
+    """Whether the workers' calls have other arguments than the whole call, besides sizes."""
     return bool(analysis.attributes) or any(
         w is not None and w.without and loop in w.reducers for w in analysis.writes
     )

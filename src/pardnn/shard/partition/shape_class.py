@@ -1,9 +1,9 @@
-"""Shape-polymorphic calls: calls that differ in the sizes of their tensors alone, analysed once.
+"""Shape-polymorphic calls: calls that differ only in the sizes of their tensors, analysed once.
 
 Problem: equal layers of different widths, and the local calls of a cut call, differ only in sizes.
 Idea: a call is a *shape class* (operator, arguments, dtypes, ranks, which dims have size 1) and the
-sizes of all its dims side by side. A local call has other sizes in the same class, unless an
-argument of it changes or a size becomes 1: then the class is *specialized*, once.
+sizes of all its dims side by side. A local call has other sizes in the same class, unless one of
+its arguments changes or a size becomes 1: then the class is *specialized*, once.
 Complexity: O(size of the arguments) per shape class, O(dims) per call.
 Reference: Tofu (EuroSys 2019), section 4.2: "many of which are identical except for their tensor
 shapes".
@@ -43,18 +43,18 @@ side. The position of a dim among them is its *column*."""
 @final
 @dataclass(eq=False, slots=True)
 class LoopNest:
-    """The loops of a shape class: the analysis, and which sizes they run over.
+    """The loops of a shape class: the analysis, and the sizes that they run over.
 
     Attributes:
         description: Of the operator.
         analysis: Of the description.
         contents: By slot whether values are read.
-        unread: Columns of inputs that are not accessed: no worker needs any of them.
+        unread: Columns of inputs that are not accessed: no worker needs them.
         sources: Of each variable, stated sizes, and columns whose sizes it runs over.
-        has_attributes: Whether workers may call with other arguments.
-        loop_cuts: What is known of cuts, see `loop_cut`.
-        attributes: By loop, arguments of the first worker's call and of all others', in place of
-            those of the whole call, where they follow from the loop alone; else None.
+        has_attributes: Whether workers' calls may have other arguments.
+        loop_cuts: Cached cuts, see `loop_cut`.
+        attributes: By loop, arguments of the first worker's call and of all others that replace
+            those of the whole call, if they follow from the loop alone; otherwise None.
     """
 
     description: Description
@@ -70,7 +70,7 @@ class LoopNest:
 @final
 @dataclass(eq=False, slots=True)
 class ShapeClass:
-    """Calls that differ in the sizes of their tensors alone.
+    """Calls that differ only in the sizes of their tensors.
 
     Attributes:
         call: One of them, tensors named by slot.
@@ -83,7 +83,7 @@ class ShapeClass:
         numbers: Of the interned calls, by sizes.
         loop_nests: By sizes if the description looks at sizes, else by None.
         specializations: Shape classes of local calls, by what sets them apart, with the dims that
-            are left.
+            remain.
     """
 
     call: Call
@@ -101,7 +101,7 @@ class ShapeClass:
 
 
 def shape_class_key(call: Call, skeleton: Skeleton) -> Any:
-    """Return what is equal for calls of one shape class."""
+    """Return a key that is equal for calls of one shape class."""
     return (
         skeleton.structure,
         tuple([call.dtypes.get(name) for name in skeleton.names]),
@@ -225,7 +225,7 @@ def _loop_nest(shape_class: ShapeClass, description: Description, analysis: Anal
 
 
 def extents_in(nest: LoopNest, dim_sizes: DimSizes) -> dict[str, int]:
-    """Return how far each variable of a call runs.
+    """Return the extent of each variable of a call.
 
     Raises:
         DescriptionError: E220, if a loop that can be cut runs over different sizes.
@@ -253,7 +253,7 @@ def specialize(
 
     Args:
         shape_class: Of the call that is cut.
-        attributes: Arguments that the worker calls with in place of those of that call.
+        attributes: Arguments of the worker's call that replace those of that call.
         dim_sizes: The worker's sizes, in the shape class of the call that is cut.
         known: All shape classes by key; a new one is added.
     """
@@ -290,7 +290,7 @@ def _specialize(
 
 
 def is_exact(shape_class: ShapeClass, dim_sizes: DimSizes) -> bool:
-    """Whether a call makes as many elements as it needs of each input."""
+    """Whether a call produces as many elements as it needs of each input."""
     inputs, outputs = shapes_in(shape_class, dim_sizes)
     made = math.prod(next(shape for shape in outputs if shape is not None))
     return all(math.prod(shape) == made for shape in inputs.values())

@@ -1,6 +1,6 @@
-"""Basic partition strategies of an operator, as data: one for each loop that can be cut.
+"""The basic partition strategies of an operator, as data: one for each loop that can be cut.
 
-Problem: all strategies by which workers can compute one call on shards of its tensors.
+Problem: find all strategies by which workers can compute one call on shards of its tensors.
 Idea: "partition-n-reduce". Cutting the loop of an output index cuts that output, with a halo where
 windows overlap (case 1); cutting a reduction leaves each worker a partial result (case 2). In the
 words of DTensor, `Cut` is Shard, `Whole` is Replicate and `Reduce` is Partial.
@@ -67,11 +67,11 @@ COMBINED = frozenset({"sum", "mean", "max", "min", "prod"})
 
 
 def can_combine(reducer: str | None, rank: int) -> bool:
-    """Whether plans combine partial results; loops whose results they do not are not cut.
+    """Whether plans can combine partial results; otherwise the loop is not cut.
 
     Args:
         reducer: Its name; None for results that are not partial.
-        rank: Of the result. Quotients are of numbers alone: the divisor is on every device then.
+        rank: Of the result. Quotients must be of rank 0: the divisor is then on every device.
     """
     return reducer is None or reducer in COMBINED or (reducer == "quotient" and not rank)
 
@@ -82,9 +82,9 @@ class Strategy:
 
     Attributes:
         loop: The loop that is cut, by its name in the description.
-        extent: How far the loop runs; it cannot be cut among more workers.
+        extent: Of the loop; it cannot be cut among more workers.
         inputs: Layout by slot; where several dims of an input are cut, the first of them.
-        outputs: One per result, None for what is not computed.
+        outputs: One per result, None for one that is not computed.
     """
 
     loop: str
@@ -144,7 +144,7 @@ def strategy_of(
         analysis: Of the call.
         dim_slices: Of the call.
         loop: The one that is cut.
-        extents: How far loops run.
+        extents: Of the loops.
         cut: Where the second worker begins.
         reducers: What combines the workers' results, by output.
     """

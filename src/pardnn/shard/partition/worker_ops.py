@@ -1,7 +1,7 @@
-"""Partition-n-reduce: the op of each of k workers among whom one loop of a call is cut.
+"""Partition-n-reduce: one loop of a call cut among k workers, and the op of each.
 
 Idea: every worker makes one call of the same operator, on the boxes of `regions`, with attributes
-that are localised where the description says so.
+that are localised if the description says so.
 Complexity: O(accesses x dims) per worker.
 Reference: Tofu (EuroSys 2019), section 4.2.
 """
@@ -27,12 +27,12 @@ from pardnn.shard.tdl.registry import Description
 
 @dataclass(frozen=True, slots=True)
 class WorkerOp:
-    """What one of k workers does of a call.
+    """What one of k workers computes of a call.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot.
-        results: What its results are of the whole ones, None for what is not computed.
+        results: Its parts of the whole results, None for one that is not computed.
         begin: First value of the loop that is cut.
     """
 
@@ -44,7 +44,7 @@ class WorkerOp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShapes:
-    """The local shapes of one worker of a cut call: what `Local` attributes are computed from.
+    """The local shapes of one worker of a cut call, from which `Local` attributes are computed.
 
     Attributes:
         loop: The loop that is cut.
@@ -61,7 +61,7 @@ class WorkerShapes:
     outputs: tuple[Shape | None, ...]
 
     def cuts(self, *names: str) -> bool:
-        """Whether one of these loops is the one that is cut."""
+        """Whether one of these loops is the cut one."""
         return self.loop in names
 
     def begin(self, name: str) -> int:
@@ -74,7 +74,7 @@ class WorkerShapes:
 
 
 class ObservedShapes(WorkerShapes):
-    """Local shapes that note whether more was asked for than the loop that is cut."""
+    """Local shapes that note whether more was read than the cut loop."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return an attribute."""
@@ -86,7 +86,7 @@ class ObservedShapes(WorkerShapes):
 
 
 def extents_of(description: Description, analysis: Analysis, bound: Bound) -> dict[str, int]:
-    """Return how far each variable of a call runs.
+    """Return the extent of each variable of a call.
 
     Args:
         description: Of the operator.
@@ -126,7 +126,7 @@ def depends(span: Interval | None, loop: str) -> bool:
 
 
 def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return an interval in numbers, the end exclusive."""
+    """Return an interval in numbers, with an exclusive end."""
     return evaluate(span.lower, ranges), evaluate(span.upper, ranges) + 1
 
 
@@ -138,7 +138,7 @@ def worker_ops_of(
     parts: Parts,
     points: Sequence[int] | None = None,
 ) -> tuple[WorkerOp, ...] | None:
-    """Return the op of each worker, None if the loop cannot be cut so.
+    """Return the op of each worker, None if the loop cannot be cut in this way.
 
     Args:
         description: Of the operator.
@@ -192,12 +192,12 @@ def _same_call(
 def local_attributes(
     analysis: Analysis, local: WorkerShapes, shown: WorkerShapes | None = None
 ) -> dict[str, Any]:
-    """Return the arguments that a worker calls with in place of those of the whole call.
+    """Return the arguments of a worker's call that replace those of the whole call.
 
     Args:
         analysis: Of the call.
         local: Shapes of the worker.
-        shown: What attributes are computed from; `local` if not given.
+        shown: Shapes from which attributes are computed; `local` if not given.
     """
     attributes: dict[str, Any] = {}
     if analysis.attributes:
@@ -233,7 +233,7 @@ def _worker_op(
 
 
 def partition(call: Call, loop: str, workers: int) -> tuple[WorkerOp, ...] | None:
-    """Work out what each of `workers` does when one loop of a call is cut.
+    """Return the op of each of `workers` if one loop of a call is cut.
 
     Args:
         call: Any call of a described operator.
@@ -241,8 +241,8 @@ def partition(call: Call, loop: str, workers: int) -> tuple[WorkerOp, ...] | Non
         workers: At least 1.
 
     Returns:
-        One op per worker, which together give all results; None if this loop cannot be cut among
-        so many: too short, or what a worker needs would not be one box.
+        One op per worker, which together give all results; None if this loop cannot be cut among so
+        many workers: it is too short, or the region of a worker would not be one box.
 
     Raises:
         DescriptionError: E220, if the operator has no description or a wrong one.

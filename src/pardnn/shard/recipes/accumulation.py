@@ -1,16 +1,16 @@
-"""Gradient accumulation: devices add up their own terms of a gradient, and each other's once.
+"""Gradient accumulation: devices add up their own terms of a gradient, then reduce them once.
 
 Problem: a piece of the batch is cut over the devices like the batch, so each device has a partial
-gradient of every piece. Reduced piece by piece, as the recipes for a whole batch would, it crosses
-the links as many times as there are pieces.
-Idea: where a recipe keeps gradients whole on every device, a device has the room for the sum of its
-own terms (`PARTIAL`); after the last piece one reduction makes the gradient. Its owner needs its
-part of it alone, so stage 1 of ZeRO is cut as stage 2 is, and moves 2 (k - 1) / k times the
-parameters' bytes per device, whatever the number of pieces. Stages 2 and 3 have no room for whole
-gradients, and reduce each piece.
+gradient of every piece. Reduced piece by piece, as in the recipes for a whole batch, it crosses the
+links as many times as there are pieces.
+Idea: if a recipe keeps gradients whole on every device, a device has room for the sum of its own
+terms (`PARTIAL`); after the last piece, one reduction makes the gradient. Each owner needs only its
+part, so stage 1 of ZeRO is cut like stage 2, and moves 2 (k - 1) / k times the parameters' bytes
+per device, whatever the number of pieces. Stages 2 and 3 have no room for whole gradients, and
+reduce each piece.
 Complexity: O(size of the graph of the pieces), beside the recipe.
 Reference: Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.4 (`no_sync`).
-Deviations: of a step whose own code accumulates nothing.
+Deviations: only for steps whose own code does not accumulate gradients.
 """
 
 from __future__ import annotations

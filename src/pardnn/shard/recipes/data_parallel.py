@@ -1,14 +1,15 @@
 """Data parallelism: each device takes a part of the batch; all have the whole model.
 
-Problem: what everybody does first, as a plan that can be judged beside ours.
-Idea: the batch is followed through the step as for microbatches (`microbatch.analysis`): a piece of
-it on each device, at once. What runs over the samples is cut there; all else is whole on every
-device. A gradient is a partial result of each device, so its reduction is an all-reduce.
+Problem: make the most common scheme a plan that can be compared with others.
+Idea: the batch is followed through the step as for microbatches (`microbatch.analysis`), with one
+piece on each device at the same time. Dims that run over the samples are cut; everything else is
+whole on every device. A gradient is a partial result of each device, so its reduction is an
+all-reduce.
 Complexity: O(ops), as that analysis.
 Reference: Li et al., "PyTorch Distributed", VLDB 2020 (DDP).
-Deviations: the result is that of one device, so a batch norm sees the whole batch and moves it. A
-weight that is read several times, as by the time steps of a recurrent layer, has as many partial
-gradients, and each is reduced where it is made: a layout cannot say "not reduced yet".
+Deviations: the result is that of one device, so a batch norm sees the whole batch, which has to be
+moved. A weight that is read several times, as by the time steps of a recurrent layer, has as many
+partial gradients, and each is reduced where it is made: a layout cannot say "not reduced yet".
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def data_parallel(
 
 
 def mesh_over(target: Mesh | Cluster | FixedLayouts) -> Mesh:
-    """Return the mesh that a target is, or that is laid over it."""
+    """Return the target if it is a mesh, otherwise the mesh over it."""
     if isinstance(target, FixedLayouts):
         return target.mesh
     return mesh_of(target) if isinstance(target, Cluster) else target

@@ -2,8 +2,9 @@
 
 Problem: a search over the graph of m pieces takes m times as long, and pieces of one op might be
 cut in different ways.
-Idea: a piece of a tensor is laid out as the tensor, a piece of an op cuts the loop that the op
-cuts. Ops that only the pieces have (slices, joins, sums) follow what they read and make (`loops`).
+Idea: a piece of a tensor has the layout of the tensor, and a piece of an op cuts the same loop as
+the op. Ops that exist only in pieces (slices, joins, sums) follow the tensors that they read and
+make (`loops`).
 Complexity: O(size of the cut graph).
 """
 

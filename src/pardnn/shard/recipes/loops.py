@@ -1,11 +1,11 @@
-"""The loop of an op that moves least, where the layouts of all tensors are decided.
+"""The loop of an op that moves least, given the layouts of all tensors.
 
 Problem: a recipe says which dim of each tensor is cut; ops have to follow.
-Idea: a loop that reads all that is cut as it is cut is taken first: that is what the recipe cut it
-for. Else count, for each loop and k devices, what has to move per device. An input that is cut
-costs its bytes where the loop does not cut it, a k-th of them where it cuts another dim; a result
-its bytes where it is made in parts and held whole, a k-th where it is cut otherwise, and as much
-again where parts are partial results.
+Idea: a loop that reads all cut tensors as they are cut comes first, since the recipe cut them for
+it. Otherwise count the bytes that have to move per device, for each loop and k devices. A cut input
+costs its bytes if the loop does not cut it, and a k-th of them if it cuts another dim; a result
+costs its bytes if it is made in parts and held whole, a k-th of them if it is cut along another
+dim, and the same again if the parts are partial results.
 Complexity: O(loops x tensors) per op.
 Deviations: halos are not counted. `search.communication_bytes` counts boxes, and takes longer.
 """
@@ -29,11 +29,11 @@ def bytes_of_tensors(graph: Graph) -> dict[str, int]:
 def cheapest_loop(
     call: OpCall, dims: Mapping[str, int], sizes: Mapping[str, int], count: int
 ) -> str | None:
-    """Return the loop of a call to cut; None if devices had better run it whole.
+    """Return the loop of a call to cut; None if all devices should run it whole.
 
     Args:
         call: The call.
-        dims: The dim that is cut of each tensor that is not whole, by name.
+        dims: The cut dim of each tensor that is not whole, by name.
         sizes: Bytes of tensors, by name.
         count: Number of devices.
     """

@@ -1,20 +1,21 @@
 """Megatron's tensor parallelism: a weight cut by columns, the next one by rows.
 
-Problem: in which pairs of products do weights have to be cut, so that what lies between them is cut
-and a block needs one all-reduce per pass? The step names no layers.
-Idea: walk through the forward ops. A product of an activation that is whole with a weight may be
-cut along the weight's columns (an output dim): its result is then cut. Ops hand the cut on through
-a loop of their own: heads of attention, element-wise ops, the bias. It must end in products that
-add up over it: their weights are cut by rows, and the partial results are all-reduced. A column
-whose cut meets anything else (a norm over features, the residual stream, the loss) is given up, and
-the walk begins again without it. Gradients, states and updates are cut as their parameter is; then
-each op takes the loop that moves least (`loops`), which gives the backward pass its all-reduce.
-Complexity: O(ops) per column that is given up.
+Problem: find the pairs of products whose weights have to be cut so that everything between them is
+cut and a block needs one all-reduce per pass. The step names no layers.
+Idea: walk through the forward ops. A product of a whole activation with a weight may be cut along
+the weight's columns (an output dim): its result is then cut. Ops pass the cut on through one of
+their loops: heads of attention, element-wise ops, the bias. It must end in products that sum over
+it: their weights are cut by rows, and the partial results are all-reduced. If the cut of some
+columns meets anything else (a norm over features, the residual stream, the loss), that weight is
+given up, and the walk begins again without it. Gradients, states and updates are cut like their
+parameter; then each op takes the loop that moves least (`loops`), which gives the backward pass its
+all-reduce.
+Complexity: O(ops) per weight that is given up.
 Reference: Shoeybi et al., "Megatron-LM", 2019, section 3.
 Deviations: norms are not sequence-parallel; embeddings and the loss stay whole. A product that
-makes queries, keys and values at once is cut by its rows of memory, no head of which is on one
-device: between it and the heads are an all-to-all in each pass. Heads that devices do not divide
-leave a block whole.
+makes queries, keys and values at once is cut into contiguous ranges, so that the queries, keys and
+values of a head are on different devices: between it and the heads there is an all-to-all in each
+pass. If the number of heads is not divisible by the number of devices, a block stays whole.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from pardnn.shard.sharding import FixedLayouts, Sharding
 def megatron(
     graph: Graph, target: Mesh | Cluster | FixedLayouts, objective: str = "bytes"
 ) -> Sharding:
-    """Return pairs of weights cut by columns and rows, and what lies between them.
+    """Return pairs of weights cut by columns and rows, with everything between them cut.
 
     Args:
         graph: A captured graph.
@@ -48,7 +49,7 @@ def megatron(
         objective: Not used: the choice does not depend on it.
 
     Raises:
-        UsageError: E228, if no pair of products can be cut so.
+        UsageError: E228, if no pair of products can be cut in this way.
     """
     del objective  # the choice does not depend on it
     begin_graph()

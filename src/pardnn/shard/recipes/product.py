@@ -1,17 +1,17 @@
 """Data parallelism across groups of devices, tensor parallelism inside them.
 
-Problem: tensor parallelism sends activations in every layer, so it is for few devices with fast
-links; data parallelism sends gradients once, and is for all others.
-Idea: each mesh axis has a recipe of its own. The last axis, whose links are the fastest, is
-Megatron's; along the others each group has a part of the batch. So a tensor is cut by both: an
-activation by samples and by heads, a state by its owner's part and by columns. Owners get parts of
-another dim than the one that tensor parallelism cuts; a bias has no other, and its states are whole
-along the first axes.
+Problem: tensor parallelism sends activations in every layer, so it suits few devices with fast
+links; data parallelism sends gradients once, and suits the others.
+Idea: each mesh axis has its own recipe. The last axis, with the fastest links, uses Megatron's;
+along the others each group has a part of the batch. So a tensor is cut by both: an activation by
+samples and by heads, a state by its owner's part and by columns. Owners get parts of a dim that
+tensor parallelism does not cut; a bias has no such dim, so its states are whole along the first
+axes.
 Complexity: that of both recipes.
 Reference: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
 Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, section 1.
-Deviations: tensor parallelism has one axis of the mesh, of the smallest prime factor where links
-are alike. ZeRO's third stage is not among the products. See also those of both recipes.
+Deviations: tensor parallelism has one axis of the mesh, the smallest prime factor if links are
+alike. There is no product with ZeRO's third stage. See also the deviations of both recipes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ def batch_by_tensor(
     """Return the batch cut over the first mesh axes, and weights by Megatron's rule on the last.
 
     Args:
-        cut: What belongs to a parameter and is cut over the first axes, too.
+        cut: The tensors of a parameter that are also cut over the first axes.
         graph: A captured graph.
         target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
 
     Raises:
-        UsageError: E229, if the mesh has one axis; E226 or E228, if one of both cannot be.
+        UsageError: E229, if the mesh has one axis; E226 or E228, if one of the recipes is
+            impossible.
     """
     mesh = mesh_over(target)
     if mesh.size == 1:

@@ -1,19 +1,19 @@
 """ZeRO's first two stages: data parallelism with optimizer states cut, and gradients too.
 
 Problem: in data parallelism every device holds all states and gradients, and makes every update.
-Idea: each device owns a part of every state, and updates that part of the parameter alone. What
-belongs to a parameter, dim by dim, is its class in the search's coarsening: its gradient, its
-states and what the update makes of them. States are cut along the parameter's first dim that is
-long enough, and so is what is computed from them; in stage 2 the gradients as well, so that an
-all-reduce becomes a reduce-scatter. The update writes a part of a parameter that is whole: its
-parts are gathered in place (`spmd.gathered_writes`).
+Idea: each device owns a part of every state, and updates only that part of the parameter. The
+tensors that belong to a parameter, dim by dim, are its class in the search's coarsening: its
+gradient, its states and the intermediate results of the update. States, and what is computed from
+them, are cut along the parameter's first dim that is long enough; in stage 2 gradients are, too, so
+that an all-reduce becomes a reduce-scatter. The update writes a part of a parameter that is whole,
+so the parts are gathered in place (`spmd.gathered_writes`).
 Complexity: O(ops), and the coarsening.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
 Deviations: stage 3, parameters cut as well, is `search.baselines.zero_3`. Without states stage 1 is
 data parallelism. In stage 1 gradients are reduced whole and then each device's part is used, which
 moves 3 (k - 1) / k times the parameters' bytes per device, and not 2: a layout cannot say "reduced
-in part". A fused update that unscales gradients writes them, so stage 1 gathers them once more.
-What reads a whole gradient, as a norm that no loop cuts, gathers it in stage 2.
+in part". A fused update that unscales gradients writes them, so stage 1 gathers them once more. In
+stage 2, ops that read a whole gradient, such as a norm that no loop cuts, gather it.
 """
 
 from __future__ import annotations
@@ -73,13 +73,14 @@ def with_owners(
     gradients: bool,
     taken: Mapping[str, Layout] | None = None,
 ) -> Sharding:
-    """Cut states, and gradients if asked for, of replicated parameters.
+    """Cut states, and optionally gradients, of replicated parameters.
 
     Args:
         graph: A captured graph.
         replicated: From `data_parallel`.
         gradients: Whether gradients are cut, too.
-        taken: Dims of parameters that other mesh axes cut, by name: owners get parts of another.
+        taken: Dims of parameters that other mesh axes cut, by name: owners get parts of another
+            dim.
     """
     mesh = replicated.mesh
     if mesh.size == 1:

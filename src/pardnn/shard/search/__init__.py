@@ -1,1 +1,1 @@
-"""Tofu's search for a sharding (section 5), beside the algorithms that it is compared with."""
+"""Tofu's search for a sharding (section 5), and the algorithms that it is compared with."""

@@ -1,11 +1,11 @@
 """Calls that work position by position: which dims of their tensors are cut together.
 
-An element-wise op, a transpose or a dropout has, for every dim of its result, a loop whose cut
-cuts the arguments at the same indices. If all its tensors are one class it moves no bytes
-whatever the layout is, and the search need not look at it.
+An element-wise op, a transpose or a dropout has, for every dim of its result, a loop whose cut cuts
+the arguments at the same indices. If all its tensors are one class, it moves no bytes under any
+layout, and the search can ignore it.
 Reference: Tofu (EuroSys 2019), section 5.1, "Coalescing operators": "We analyze the TDL description
 to determine if an operator is element-wise".
-Deviations: transposes and all that permutes dims count too.
+Deviations: transposes and other permutations of dims count too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Alignment:
     """Which dims of its tensors a call cuts together.
 
     Attributes:
-        loops: By loop, the dim that it cuts of each tensor, where it cuts all at the same indices.
+        loops: By loop, the dim that it cuts of each tensor, if it cuts all at the same indices.
         pairs: Places whose tensors have all dims in common, each with the first output, and for
             each dim of that output the dim there.
-        is_total: Whether every tensor of the call that has dims is among the pairs.
+        is_total: Whether the pairs include every tensor of the call that has dims.
     """
 
     loops: Mapping[str, Mapping[Place, int]]

@@ -1,7 +1,7 @@
 """The partitioning algorithms that Tofu is compared with, each as a `Sharding`.
 
-All pay what `communication_bytes` counts, cut every tensor at every mesh axis that can, and have
-the same options, so only the choice differs.
+All use the costs of `communication_bytes`, cut every tensor at every mesh axis where possible, and
+have the same options, so only the choice differs.
 
 | name | choice |
 | --- | --- |
@@ -76,7 +76,7 @@ def _chosen(choose: Chooser, graph: Graph, target: Target) -> Sharding:
 def baseline_problem(
     graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem
 ) -> Problem:
-    """Return the problem that baselines decide: the search's, coarsened to `TRAINING` at least.
+    """Return the problem for the baselines: that of the search, coarsened to `TRAINING` at least.
 
     Args:
         graph: The graph.
@@ -90,7 +90,7 @@ def baseline_problem(
 def allrow_greedy(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return each tensor cut along its first dim that can be cut, each op by its best strategy.
 
-    A gradient or a transposed view is cut as the tensor that it belongs to.
+    A gradient or a transposed view is cut like the tensor that it belongs to.
 
     Args:
         graph: A captured graph.
@@ -221,8 +221,8 @@ def _greedy(
 def equal_chop(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return the best sharding that cuts each tensor along one dim only, into k parts.
 
-    Its mesh has one axis. Where that leaves tensors whole, none of whose dims is long enough, all
-    are cut along the axes of the target instead, each by its one dim as far as that goes.
+    Its mesh has one axis. If that leaves tensors whole because none of their dims is long enough,
+    all tensors are cut along the axes of the target instead, each by one dim as far as possible.
 
     Args:
         graph: A captured graph.
@@ -257,7 +257,7 @@ def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
 
 
 def icml18(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
-    """Return the best sharding that is found if no partial results are ever combined.
+    """Return the best sharding found if no partial results are combined.
 
     Args:
         graph: A captured graph.
@@ -287,7 +287,7 @@ def choose_unreduced(
 
 
 def zero_3(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
-    """Return every op that sees the batch cut along it; tensors that do not by their first dim.
+    """Return ops on the batch cut along it, and tensors without a batch dim by their first dim.
 
     Args:
         graph: A captured graph.
@@ -326,7 +326,7 @@ def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> 
 
 
 def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
-    """Return the best choice that cuts the batch and replicates all else (data parallelism).
+    """Return the best choice that cuts the batch and replicates everything else (data parallelism).
 
     Args:
         graph: A captured graph.

@@ -1,6 +1,6 @@
 """The batch of a step: which dims of its tensors run over the samples.
 
-Idea: dim 0 of what comes in is the batch; ops hand it on through the loops that cut it.
+Idea: dim 0 of the inputs is the batch; ops pass it on through the loops that cut it.
 Complexity: O(size of the arguments).
 """
 
@@ -18,9 +18,9 @@ from pardnn.shard.search.problem import Problem
 def batch_dims(
     graph: Graph, calls: Sequence[OpCall] | None = None
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the dim of each tensor that runs over the batch, and the loop of each op that does.
+    """Return the dim of each tensor, and the loop of each op, that runs over the batch.
 
-    Dim 0 of every input that has dims is one; an op hands it on through the loop that cuts it.
+    Dim 0 of every input with dims is one; an op passes it on through the loop that cuts it.
 
     Args:
         graph: A captured graph.

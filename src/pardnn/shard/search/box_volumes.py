@@ -1,7 +1,7 @@
 """Volumes of boxes, as array arithmetic over strategies, layouts and devices.
 
-What moves between devices is what boxes of owned and of needed elements do not have in common, so
-both objectives count with these few functions.
+Devices exchange the needed elements that they do not own, so both objectives count with these few
+functions.
 Complexity: O(size of the broadcast arrays x rank).
 """
 
@@ -23,7 +23,7 @@ def volumes(boxes: Int64[ndarray, "*b rank 2"]) -> Int64[ndarray, "*b"]:
 def overlaps(
     one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
 ) -> Int64[ndarray, "*d rank 2"]:
-    """Return what boxes have in common, broadcast against each other."""
+    """Return the intersections of boxes, broadcast against each other."""
     low = np.maximum(one[..., 0], other[..., 0])
     found = np.empty((*low.shape, 2), dtype=np.int64)
     found[..., 0] = low
@@ -50,9 +50,9 @@ def partial_volumes(
     groups: Int64[ndarray, "p n"],
     owned: Int64[ndarray, "#p l n rank 2"],
 ) -> Int64[ndarray, "p l"]:
-    """Return the elements of partial results that make up what devices own, their own included.
+    """Return the elements of partial results, their own included, in the blocks that devices own.
 
-    Results of one group that are equal count once.
+    Equal results of one group count once.
 
     Args:
         results: Where the partial result of each device lies.
@@ -68,7 +68,7 @@ def partial_volumes(
 
 @lru_cache(maxsize=1024)
 def group_numbers(reduced: tuple[bool, ...], axis_sizes: tuple[int, ...]) -> Int64[ndarray, " n"]:
-    """Return a number per device, equal for those whose results make up one partial result."""
+    """Return a number per device, equal for devices whose results make up one partial result."""
     number = np.zeros(tuple(axis_sizes), dtype=np.int64)
     for axis, (flag, size) in enumerate(zip(reduced, axis_sizes, strict=True)):
         if flag:

@@ -1,23 +1,23 @@
-"""Coarsening: which tensors of a training step share one layout, and which ops one factor.
+"""Coarsening: tensors of a training step that share one layout, and ops that share one factor.
 
 Problem: a step has thousands of ops; the dynamic program needs tens, nearly in a chain.
-Idea: an equivalence on tensors is all that is needed. Ops follow: those that then read and write
-the same classes by the same call are one op of the coarse graph, counted as often as they occur.
-The levels, each with all that the ones before merge:
+Idea: an equivalence on tensors is enough. Ops follow: those that read and write the same classes by
+the same call are one op of the coarse graph, weighted by their number. Each level also merges
+everything that the earlier ones merge:
 
 0. *needed*: storages that are written in place, with all their views;
 1. *steps of training*: a tensor with its gradient, the sums of gradients, chains of element-wise
    ops and transposes, hence a parameter with its optimizer state and its update;
-2. *repetition*: unrolled time steps and every second of a row of equal layers. Two neighbours stay
-   free to differ, so that a layer may be cut by columns and the next by rows.
+2. *repetition*: unrolled time steps, and every second layer in a row of equal layers. Two
+   neighbours may differ, so that a layer can be cut by columns and the next by rows.
 
 Complexity: O(tensors log tensors + size of the arguments).
 Reference: Tofu (EuroSys 2019), section 5.1, "Grouping forward and backward operations" and
 "Coalescing operators".
 Deviations: from level 1 on a tensor and its gradient have one layout, where the paper tries all
-combinations inside a group; `free_gradients` makes up for it in a last pass. Ops need no groups,
-as each chooses its strategy by itself; repeated layers are ours; time steps and layers are found
-from source lines, module paths and shapes, no annotation is needed.
+combinations inside a group; `free_gradients` makes up for it in a last pass. Ops need no groups, as
+each chooses its strategy by itself. Merging repeated layers is an addition; time steps and layers
+are found from source lines, module paths and shapes, without annotations.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def _slots(number: int) -> list[tuple[Place, int]]:
 
 
 class Storage(NamedTuple):
-    """Who owns the storage of each tensor, and which storages are written in place.
+    """The owner of each tensor's storage, and the storages that are written in place.
 
     Attributes:
         owners: By name of the tensor.
-        written: Tensors whose storage is.
+        written: Tensors whose storage is written in place.
     """
 
     owners: Mapping[str, str]
@@ -129,7 +129,7 @@ class Group:
 
     Attributes:
         first: The first of them.
-        local: Tensors of the first that must be found, or left, where they are owned.
+        local: Tensors of the first op that it must read or write where they are owned.
         ops: All of them.
     """
 
@@ -166,8 +166,8 @@ def coarsened(
         calls: From `op_calls`.
         level: `NEEDED`, `TRAINING` or `REPEATED`.
         storage: From `storage_of`.
-        fixed: Layouts that tensors of different ones do not share a class for; None for none.
-        tied: Whether a gradient may share a class with what is none.
+        fixed: Fixed layouts; tensors with different ones do not share a class. None for none.
+        tied: Whether a gradient may share a class with other tensors.
     """
     classes = TensorClasses({t.name: t.shape or () for op in graph.ops for t in op.outputs})
     if fixed is not None:
@@ -200,7 +200,7 @@ def _groups(calls: Sequence[OpCall], classes: TensorClasses, storage: Storage) -
 
 
 def op_key(op_call: OpCall, classes: TensorClasses, local: set[str]) -> Any:
-    """Return what is equal for ops of the same factor, whatever their tensors are called.
+    """Return a key that is equal for ops of the same factor, whatever the names of their tensors.
 
     Args:
         op_call: The op.
@@ -217,7 +217,7 @@ def op_key(op_call: OpCall, classes: TensorClasses, local: set[str]) -> Any:
 
 
 def local_names(op_call: OpCall, storage: Storage) -> set[str]:
-    """Return the tensors that an op must find or leave where they are owned: written storage."""
+    """Return the tensors that an op must read or write where they are owned: written storage."""
     owners, written = storage
     op = op_call.op
     if written.isdisjoint(op.inputs):
@@ -270,7 +270,7 @@ def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
 
 
 def gradient_names(calls: Sequence[OpCall]) -> frozenset[str]:
-    """Return what backward ops make, and what other ops make of that alone, such as its sums."""
+    """Return results of backward ops, and results that depend on these alone, such as sums."""
     found: set[str] = set()
     for c in calls:
         read = [name for place, name in c.places.items() if isinstance(place, str)]

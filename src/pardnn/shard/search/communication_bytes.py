@@ -3,8 +3,8 @@
     sum over ops, inputs, devices of |needed - owned|
     + sum over ops, outputs, devices of the partial results of the owned block that others hold
 
-times the size of an element. A region that two ops need counts twice: each has its own fetch.
-An output that is not partial but is elsewhere is exchanged: |owned - computed|.
+times the size of an element. A region that two ops need counts twice: each has its own fetch. An
+output that is not partial but computed elsewhere is exchanged: |owned - computed|.
 Complexity: O(distinct ops x devices), x devices where results are partial.
 Reference: Tofu (EuroSys 2019), section 5 ("minimize the total communication cost") and Lemma 1.
 Deviations: exact boxes over all mesh axes. An input that is needed whole stays whole inside each
@@ -44,7 +44,7 @@ def fetched(
 
     Args:
         regions: What each of n devices needs, inside the tensor, by s strategies.
-        owned: What each owns, in l layouts.
+        owned: What each device owns, in l layouts.
     """
     common = common_volumes(regions[:, None], owned[None]).sum(axis=-1)
     return volumes(regions).sum(axis=-1)[:, None] - common
@@ -56,10 +56,10 @@ def combined(
     axis_sizes: Sequence[int],
     owned: Int64[ndarray, "l n rank 2"],
 ) -> Int64[ndarray, "s l"]:
-    """Return the elements that devices get of others to have what they own of an output.
+    """Return the elements that devices receive to have the blocks of an output that they own.
 
-    Of each group of partial results a device gets what its block has in common with them, except
-    what it has itself; those of a group that are equal count once.
+    Of each group of partial results, a device receives the parts in its block, except what it has
+    itself; equal results of a group count once.
 
     Args:
         results: Where the result of each of n devices lies, inside the output, by s strategies.
@@ -113,7 +113,7 @@ def sharding_bytes(graph: Graph, sharding: Sharding) -> dict[str, int]:
         sharding: Of all its tensors and calls.
 
     Raises:
-        ValueError: If an op's axes cannot be cut, or a tensor's layout leaves a device nothing.
+        ValueError: If an op's axes cannot be cut, or a tensor's layout leaves a device without any.
     """
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     kept: dict[Any, int] = {}

@@ -1,8 +1,8 @@
-"""Cost tables of a problem: what each sharding strategy costs under each layout.
+"""Cost tables of a problem: the cost of each sharding strategy under each layout.
 
-A *state* has the layouts and loops of some mesh axes; other axes are *open*, and all options there
-are tried. So one routine serves the first step of the recursion, the later ones inside the
-blocks that the steps before left, all steps jointly, and the revision of any of them.
+A *state* has the layouts and loops of some mesh axes; the other axes are *open*, and all options
+there are tried. So one routine serves the first step of the recursion, the later steps inside the
+blocks of the earlier ones, all steps jointly, and the revision of any of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 @dataclass
 class CostTables:
-    """Options of a problem and what they cost, kept while it is searched.
+    """Options of a problem and their costs, kept during the search.
 
     Attributes:
         problem: What is decided.
@@ -52,10 +52,10 @@ class CostTables:
         axis_sizes: Devices along each mesh axis, all of them.
         allows_layout: Further limits on layouts, for baselines: of a variable and its layout on
             the first mesh axes.
-        allows_strategy: Further limits on loops, given by output and mesh axis whether results are
-            partial.
-        loop: The loop of a factor that is cut where it can be, None if any may be.
-        memo: What is known of the problem with these options, by name.
+        allows_strategy: Further limits on loops, by whether results are partial per output and mesh
+            axis.
+        loop: The loop of a factor to cut if possible; None if any may be cut.
+        memo: Cached results for the problem with these options, by name.
     """
 
     problem: Problem
@@ -82,7 +82,7 @@ class CostTables:
         strategy: Callable[[Sequence[Flags]], bool] | None = None,
         loop: Callable[[Factor], str | None] | None = None,
     ) -> CostTables:
-        """Return tables with further limits, which share what is known here where they can.
+        """Return tables with further limits, which share cached costs if possible.
 
         Args:
             layout: See `allows_layout`.

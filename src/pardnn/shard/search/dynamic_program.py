@@ -1,6 +1,6 @@
-"""The dynamic program over the coarse graph: the best choice of some mesh axes, the others fixed.
+"""The dynamic program over the coarse graph: the best choice for some mesh axes, given the others.
 
-Problem: a layout for every variable and a strategy for every factor, of least total cost.
+Problem: find a layout for every variable and a strategy for every factor, of least total cost.
 Idea: `cost_tables` knows what each strategy costs under each layout. In each factor the strategy is
 minimised out, which leaves a table over the layouts of its few tensors:
 
@@ -45,7 +45,7 @@ class Solution(NamedTuple):
     Attributes:
         state: The choice.
         cost: In the objective's unit, without penalties only if it is feasible.
-        is_exact: Whether none is better, for the classes of the problem and these open axes.
+        is_exact: Whether no state is better, for the classes of the problem and these open axes.
     """
 
     state: State
@@ -67,7 +67,7 @@ def solve(tables: CostTables, fixed: State, open_axes: Sequence[int]) -> Solutio
 def solve_many(
     tables: CostTables, fixed: State, open_axes: Sequence[int], noises: Sequence[float]
 ) -> list[Solution]:
-    """Return a choice of the open mesh axes for each disturbance of the tables.
+    """Return a choice of the open mesh axes for each perturbation of the tables.
 
     Args:
         tables: Of the problem.
@@ -118,11 +118,11 @@ class FactorCosts(NamedTuple):
 
 
 class Subproblem(NamedTuple):
-    """All that may be chosen at the open mesh axes, with its costs.
+    """All options at the open mesh axes, with their costs.
 
     Attributes:
         options: By variable, its layouts.
-        layout_costs: By variable, the cost of each layout whatever is computed.
+        layout_costs: By variable, the cost of each layout, apart from ops.
         factor_costs: By factor.
     """
 
@@ -132,7 +132,7 @@ class Subproblem(NamedTuple):
 
 
 def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> Subproblem:
-    """Return all that may be chosen at some mesh axes, the others as a state has them.
+    """Return all options at some mesh axes, with the others fixed by a state.
 
     Args:
         tables: Of the problem.
@@ -173,7 +173,7 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
 
 
 def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> Float64[ndarray, " l"]:
-    """Return what each layout of a variable costs; what could be cut oftener is penalised.
+    """Return the cost of each layout of a variable; leaving cuttable axes uncut is penalised.
 
     Args:
         tables: Of the problem.

@@ -1,9 +1,10 @@
 """The best sharding as a 0-1 program, to state how far the search is from it.
 
-Problem: the optimum of a problem for which the dynamic program has to choose mesh axes one by one.
-Idea: every variable and every factor picks one of its options over all mesh axes together, and what
-an op moves of a tensor is a cost of a pair of options. No tensors are in one class but those that
-must be, so the answer also says what coarsening loses.
+Problem: find the optimum of a problem for which the dynamic program has to choose mesh axes one by
+one.
+Idea: every variable and every factor picks one of its options over all mesh axes together, and the
+cost of moving a tensor for an op belongs to a pair of options. Only tensors that must share a class
+do, so the answer also shows the loss by coarsening.
 Complexity: NP-hard; HiGHS in a child process, within a time limit. For models of some dozen ops.
 Reference: the linearisation is the local polytope of graphical models; in the field: AutoParallel,
 Alpa (Zheng et al., OSDI 2022), section 4.2.
@@ -24,7 +25,7 @@ class ExactSolution(NamedTuple):
 
     Attributes:
         state: The choice.
-        cost: Of it, in the objective's unit.
+        cost: Of the choice, in the objective's unit.
         bound: Proven: no choice costs less.
     """
 

@@ -1,13 +1,12 @@
-"""The last pass of the search: gradients may be laid out unlike the tensors that they are of.
+"""The last pass of the search: gradients may have other layouts than their tensors.
 
 Problem: coarsening gives a tensor and its gradient one layout, where the paper tries all
-combinations inside a group. Recurrent steps and ops whose backward pass looks another way
-(cumulative sums, sorts, scatters) pay for it.
-Idea: the same coarse graph without the ties between gradients and other tensors. It starts from
-what the tied search found, which costs the same there, and chooses mesh axis by mesh axis once
-more; all axes together where that is little work.
-Under `seconds` steps of up to 320 calls are not coarsened, so it is for larger ones there; what it
-finds must fit as what was found with ties does.
+combinations inside a group. Recurrent steps, and ops whose backward pass has other loops
+(cumulative sums, sorts, scatters), pay for it.
+Idea: take the same coarse graph without the ties between gradients and other tensors. The pass
+starts from the result of the tied search, which costs the same there, and chooses mesh axis by mesh
+axis once more, or all axes together if that is little work. Under `seconds`, steps of up to 320
+calls are not coarsened, so the pass is for larger ones; its result must fit if the tied one does.
 Complexity: one or two dynamic programs per mesh axis.
 Reference: Tofu (EuroSys 2019), section 5.1: "we use brute-force search" inside a group.
 """
@@ -49,12 +48,12 @@ def free_gradients(
         graph: The graph.
         calls: From `op_calls`.
         level: Of coarsening.
-        sharding: What was found with ties.
+        sharding: Found with ties.
         objective: "bytes" or "seconds".
         of: The objective of a coarse graph.
 
     Returns:
-        None where nothing is tied, or too little was gained.
+        None if nothing is tied, or too little was gained.
     """
     if level == NEEDED or sharding.mesh.size == 1:
         return None

@@ -1,8 +1,8 @@
 """Memory of a sharding, estimated before there is a plan.
 
-Idea: what outlives the step counts always, the rest if it is live at the fullest moment of the step
-on one device; of each tensor counts the largest share that a device owns. What is fetched, and the
-order of a plan, are not known here: whether a plan fits is decided by its exact peak.
+Idea: tensors that outlive the step always count, others if they are live at the peak of the step on
+one device; each counts with the largest fraction that a device owns. Fetched regions and the order
+of the plan are not known here: its exact peak decides whether a plan fits.
 Complexity: O(tensors + inputs) for the weights, O(variables) per estimate.
 """
 
@@ -26,10 +26,10 @@ SAME_MEMORY = 1.05
 
 
 def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
-    """Return the bytes of each variable that are live at the fullest moment of the step, by root.
+    """Return the bytes of each variable that are live at the peak of the step, by root.
 
-    What outlives the step counts always; the rest if it is live where the graph, in its own order
-    on one device, holds most.
+    Tensors that outlive the step always count; others if they are live at the peak of the graph in
+    its own order on one device.
     """
     arrays = graph.arrays
     position = np.empty(arrays.num_ops, dtype=np.int64)
@@ -89,7 +89,7 @@ def peak_estimate(
 
 
 def owned_estimate(problem: Problem, state: State, axis_sizes: tuple[int, ...]) -> float:
-    """Return the bytes that the fullest device owns of all tensors, whenever they live.
+    """Return the bytes that the fullest device owns of all tensors, whenever they are live.
 
     Args:
         problem: The coarse graph.

@@ -1,4 +1,4 @@
-"""The interface of an objective: requests for cost tables, sharding strategies by layouts.
+"""The interface of an objective: requests for cost tables of strategies by layouts.
 
 `objective_bytes` and `objective_seconds` implement it.
 """
@@ -20,7 +20,7 @@ from pardnn.shard.search.problem import Factor, Operand, Variable
 def fetches(
     strategies: MeshStrategies, operand: Operand
 ) -> Iterator[tuple[Int64[ndarray, "s n rank 2"], Bool[ndarray, " s"] | None]]:
-    """Yield what strategies need of an operand, one region per slot that an op reads it at.
+    """Yield the regions of an operand that strategies need, one per slot at which an op reads it.
 
     A region that is needed at two slots is fetched once, and is yielded once.
 
@@ -42,7 +42,7 @@ def fetches(
 
 
 class TableRequest(NamedTuple):
-    """A cost table that is asked for: strategies of an op by layouts of one of its tensors.
+    """A requested cost table: strategies of an op by layouts of one of its tensors.
 
     Attributes:
         operand: A tensor of an op.
@@ -58,7 +58,7 @@ class TableRequest(NamedTuple):
 
 
 def not_local(request: TableRequest) -> Bool[ndarray, "s l"]:
-    """Return for each strategy and layout whether the op does not find a tensor in place."""
+    """Return for each strategy and layout whether a tensor is not local to the op."""
     operand, strategies, owned, _ = request
     wrong = np.zeros((len(strategies), len(owned)), dtype=bool)
     dims = [strategies.dim_slices.inputs[slot] for slot in operand.slots]
@@ -74,16 +74,16 @@ def not_local(request: TableRequest) -> Bool[ndarray, "s l"]:
 
 @runtime_checkable
 class Objective(Protocol):
-    """What is minimised: a sum over ops of communication and computation, and over layouts."""
+    """The objective: a sum of communication and computation over ops, and of layout costs."""
 
     @property
     def may_replicate(self) -> bool:
-        """Whether tensors and ops may stay whole where they could be cut."""
+        """Whether tensors and ops may stay whole although they could be cut."""
         ...
 
     @property
     def are_axes_alike(self) -> bool:
-        """Whether it does not matter which mesh axis is which, if they have as many devices."""
+        """Whether mesh axes with the same number of devices are interchangeable."""
         ...
 
     def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
@@ -97,7 +97,7 @@ class Objective(Protocol):
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Cost of a variable's tensors whatever is computed, for each layout.
+        """Cost of a variable's tensors apart from ops, for each layout.
 
         Args:
             variable: Of the coarse graph.

@@ -1,6 +1,6 @@
 """The objective `bytes`: exact communication volume, every tensor cut as often as it can be.
 
-Idea: thousands of small tables are asked for, most of a few shapes; those of one shape are counted
+Idea: the search requests thousands of small tables of a few shapes; those of one shape are computed
 together, in one pass of array arithmetic.
 Complexity: O(strategies x layouts x devices) per table, x devices where results are partial.
 Reference: Tofu (EuroSys 2019), section 5, "Optimization goal": the total communication cost.
@@ -35,13 +35,13 @@ _AT_ONCE = 1 << 20
 
 @dataclass
 class BytesObjective:
-    """Bytes that all devices get from others.
+    """Bytes that all devices receive from others.
 
     Attributes:
         weights: Bytes of a variable that count against memory, by root.
-        price: Bytes of traffic that a byte of them is worth on the fullest device.
-        scale: Where a price is set, what an op fetches of a tensor counts (1 + fetched / scale)
-            times: many small regions are held one after the other, a large one at once.
+        price: Bytes of traffic that one of these bytes is worth on the fullest device.
+        scale: If a price is set, the bytes that an op fetches of a tensor count (1 + fetched /
+            scale) times: many small regions are held one after the other, a large one at once.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -63,7 +63,7 @@ class BytesObjective:
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """The price of a variable's memory: what is owned moves no bytes.
+        """The price of a variable's memory: owned tensors move no bytes.
 
         Args:
             variable: Of the coarse graph.
@@ -77,7 +77,7 @@ class BytesObjective:
 
 
 def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "s l"]]:
-    """Return the elements that devices get, for each request by strategy and layout."""
+    """Return the elements that devices receive, for each request by strategy and layout."""
     totals = [np.zeros((len(r.strategies), len(r.owned)), dtype=np.int64) for r in requests]
     plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}
     partial: dict[Any, list[tuple[int, int, ndarray, ndarray]]] = {}

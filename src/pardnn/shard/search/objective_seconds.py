@@ -1,11 +1,11 @@
 """The objective `seconds`: how long local ops take on the devices, and messages on the links.
 
-Problem: fewest bytes is not fastest where links differ, small ops do not get faster when they are
-cut, or memory is large enough for tensors to stay whole.
-Idea: a sum over ops. *Computation*: an op's duration, scaled by a roofline of its local ops, the
-slowest counting. *Communication*: latency + bytes / bandwidth of the slowest message on any device
-(all links work side by side), or the sum of a device's messages where the cluster has serial links.
-*Memory*: a price per byte of a layout, which `tofu` raises until the plan fits.
+Problem: the fewest bytes are not fastest if links differ, if small ops do not get faster when cut,
+or if memory is large enough for tensors to stay whole.
+Idea: a sum over ops. *Computation*: an op's duration, scaled by a roofline of its slowest local op.
+*Communication*: latency + bytes / bandwidth of the slowest message on any device (all links work in
+parallel), or the sum of a device's messages if the cluster has serial links. *Memory*: a price per
+byte of a layout, which `tofu` raises until the plan fits.
 Complexity: O(strategies x layouts x devices^2) per table.
 Reference: the sum of compute and transfer times is that of Jia et al. (ICML 2018; Tofu's [14]).
 Deviations from a real run: communication is not overlapped with computation, so a plan's
@@ -57,8 +57,8 @@ class SecondsObjective:
         bandwidth: Bytes/s between each pair.
         is_serial: Whether a device's messages follow each other.
         seconds: Of each op of the graph on the slowest device, by name.
-        free: Seconds of the ops that follow a variable's tensors, by root: what each takes
-            however little it does, and the rest.
+        free: Seconds of the ops that follow a variable's tensors, by root: their fixed part, and
+            the rest.
         weights: Bytes of a variable that count against memory, by root.
         price: Seconds per byte of them: the Lagrange multiplier of the memory limit.
         model: For the ratio of a local op to the whole one.
@@ -138,7 +138,7 @@ class SecondsObjective:
 
 
 def local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
-    """Return what a device does as an op that a cost model understands, and its tensors.
+    """Return the local call of a device as an op for a cost model, and its tensors.
 
     Args:
         op: Of the graph.
@@ -209,7 +209,7 @@ def exchange_seconds(
     *,
     is_serial: bool,
 ) -> Float64[ndarray, "*b"]:
-    """Return how long the device waits that waits longest.
+    """Return how long the device that waits longest has to wait.
 
     Args:
         sent: Bytes by receiver and sender.
@@ -234,7 +234,7 @@ def traffic_of_fetch(
     Args:
         regions: What each of n devices needs of a tensor.
         owned: What each owns of it.
-        alike: Which of them own the same, see `same_boxes`: they share the work.
+        alike: Which devices own the same, see `same_boxes`: they share the work.
     """
     common = common_volumes(regions[..., :, None, :, :], owned[..., None, :, :, :])
     return np.where(alike, 0, common) / alike.sum(axis=-1)[..., None, :]
@@ -246,10 +246,10 @@ def traffic_of_result(
     axis_sizes: tuple[int, ...],
     owned: Int64[ndarray, "n rank 2"],
 ) -> Float64[ndarray, "n n"]:
-    """Return the elements that results need to reach their owners, by receiver and sender.
+    """Return the elements sent to bring results to their owners, by receiver and sender.
 
     Args:
-        result: What each of n devices makes of a tensor.
+        result: What each of n devices computes of a tensor.
         reduced: By mesh axis, whether results along it are partial.
         axis_sizes: Of the mesh.
         owned: What each device owns.

@@ -1,9 +1,9 @@
 """The search problem as a factor graph: variables for tensors, factors for ops.
 
 Each equivalence class of tensors is a *variable*: a layout. Each op of the coarse graph is a
-*factor*: the least cost, over its sharding strategies, of what it fetches and combines, given the
-layouts of its tensors. For a fixed strategy that cost is a sum over the tensors, so a factor is
-made of one table per tensor, strategies by layouts.
+*factor*: the least cost, over its sharding strategies, of fetching its inputs and combining its
+results, given the layouts of its tensors. For a fixed strategy this cost is a sum over the tensors,
+so a factor consists of one table per tensor, strategies by layouts.
 Reference: Tofu (EuroSys 2019), section 5.1 and Fig. 5(c).
 """
 
@@ -28,14 +28,14 @@ class Operand:
 
     Attributes:
         variable: Position of the variable whose layout it has.
-        kind: Equal for operands that differ in their variable alone: tables are cached by it.
+        kind: Equal for operands that differ only in their variable: tables are cached by it.
         dims: Its dim for each dim of the variable's root.
         shape: Of the tensor.
         item: Bytes of an element.
         slots: Where the op reads it.
         outputs: Which of its outputs it is.
-        is_local: Whether the op must find or leave it where it is owned: it is written in place,
-            or a view of what is.
+        is_local: Whether the op must read or write it where it is owned: it is written in place, or
+            views a tensor that is.
     """
 
     variable: int
@@ -55,7 +55,7 @@ class Factor:
     Attributes:
         number: Of the call, see `interning`.
         operands: Tensors that have dims, or may be partial results.
-        ops: All of them; how many they are is the weight of the factor.
+        ops: All of them; their number is the weight of the factor.
         is_local: Whether some tensor must be where it is owned.
     """
 
@@ -74,14 +74,14 @@ class Variable:
     """The layout of one equivalence class of tensors.
 
     Attributes:
-        root: The tensor whose dims layouts are of.
+        root: The tensor to whose dims layouts refer.
         dims: Dims of the root that may be cut.
         forms: Distinct (shape, dims) of the members, the root's first.
         is_written: Whether some member is written in place.
         bytes: Of all members together.
         kind: Equal for variables of equal dims, forms, `is_written` and `fixed`: options are
             cached by it.
-        fixed: The layout that it has, on all mesh axes; None where it is to be chosen.
+        fixed: Its fixed layout on all mesh axes; None if it is to be chosen.
     """
 
     root: str
@@ -95,7 +95,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A factor graph: what has to be decided, and what it costs.
+    """A factor graph: the decisions and their costs.
 
     Attributes:
         variables: One per class; the first stands for all tensors without dims.
@@ -142,10 +142,10 @@ def make_problem(
         level: Of coarsening: `NEEDED`, `TRAINING` or `REPEATED`.
         calls: From `op_calls`, if they are known.
         fixed: Layouts of state that stays where it is; None for none.
-        tied: Whether a gradient may share a class with what is none.
+        tied: Whether a gradient may share a class with other tensors.
 
     Raises:
-        InfeasibleError: E301, if the step needs other layouts of what is fixed.
+        InfeasibleError: E301, if the step needs other layouts than the fixed ones.
     """
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)

@@ -1,11 +1,11 @@
-"""Recursive partitioning: one dynamic program per mesh axis, inside what the axes before left.
+"""Recursive partitioning: one dynamic program per mesh axis, inside the blocks of earlier axes.
 
-Problem: strategies of several axes together are too many for one dynamic program.
-Idea: where the tables of all axes together are small they are chosen together, and nothing is lost.
-Else they are chosen one after the other (`recursive_search`). As the paper's Theorem 3 does not
-hold under exact costs, several tied and near-tied plans of each step are kept where that is little
-work (a beam), a second start is the best choice that is the same at every axis, and the axes of
-each are chosen once more with the others fixed (polish).
+Problem: there are too many strategies of several axes together for one dynamic program.
+Idea: if the tables of all axes together are small, the axes are chosen together, and nothing is
+lost. Otherwise they are chosen one after the other (`recursive_search`). The paper's Theorem 3 does
+not hold under exact costs. So several tied and near-tied plans of each step are kept if that is
+little work (a beam); a second start is the best choice that is the same at every axis; and the axes
+of each are chosen once more with the others fixed (polish).
 Complexity: grows with the distinct ops, and with the strategies of one axis to the power of the
 axes that are chosen together.
 Reference: Tofu (EuroSys 2019), section 5.2, Theorems 2 and 3.
@@ -55,7 +55,7 @@ def coarse_problem(
     Args:
         graph: The graph.
         calls: From `op_calls`.
-        few: Calls up to which the graph is not coarsened.
+        few: Number of calls up to which the graph is not coarsened.
         fixed: Layouts of state that stays where it is; None for none.
     """
     if len(calls) <= few:
@@ -86,8 +86,8 @@ def best_state(tables: CostTables) -> Solution:
 def uniform_starts(tables: CostTables) -> list[Solution]:
     """Return the best choice that is the same at every mesh axis, if there is one.
 
-    It is found as that of a mesh of one axis, so no recursion has lost anything. There is none if
-    state stays cut over several axes.
+    It is found as that of a mesh with one axis, so recursion loses nothing. There is none if state
+    stays cut over several axes.
     """
     problem, count = tables.problem, len(tables.axis_sizes)
     if count == 1 or problem.fixed is not None:
@@ -128,7 +128,7 @@ def _as_cut_as_possible(tables: CostTables, variable: Variable, layout: Layout) 
 
 
 def among(problem: Problem, layouts: Sequence[Layout]) -> Callable[[Variable, Layout], bool]:
-    """Return what allows these layouts alone, one per variable, on the first mesh axes."""
+    """Return a limit that allows only these layouts, one per variable, on the first mesh axes."""
     wanted = {d.root: layout for d, layout in zip(problem.variables, layouts, strict=True)}
     return lambda variable, layout: wanted[variable.root][: len(layout)] == layout
 
@@ -154,7 +154,7 @@ def recursive_search(
     """Choose one mesh axis after the other: the recursion of the paper (section 5.2).
 
     Step i runs the dynamic program for axis i with the axes before fixed. All worker groups of a
-    step are cut alike, so one choice serves all; boxes carry what earlier steps fetched.
+    step are cut in the same way, so one choice serves all; boxes include what earlier steps fetch.
 
     Args:
         tables: Of the problem.
@@ -189,7 +189,7 @@ def _lengthened(state: State, count: int) -> State:
 
 
 def is_tractable(tables: CostTables, count: int) -> bool:
-    """Return whether so many mesh axes can be chosen together in little time."""
+    """Return whether this many mesh axes can be chosen together in little time."""
     problem = tables.problem
     entries, strategies = 0.0, {}
     for factor in problem.factors:
@@ -206,15 +206,15 @@ def is_tractable(tables: CostTables, count: int) -> bool:
 def polished(
     tables: CostTables, solution: Solution, rounds: int = POLISHES, last: int | None = None
 ) -> Solution:
-    """Choose mesh axes once more, the others fixed, until nothing gets better.
+    """Choose mesh axes once more with the others fixed, until nothing improves.
 
-    Two axes are chosen at a time where few ops are distinct and that is little work, else one.
+    Two axes are chosen at a time if few ops are distinct and that is little work, otherwise one.
 
     Args:
         tables: Of the problem.
         solution: The start.
         rounds: How often to revise each axis at most.
-        last: An axis that is the best that it can be given the others; None if none is known.
+        last: An axis that is optimal given the others; None if none is known.
     """
     count = len(tables.axis_sizes)
     if count == 1:
@@ -263,7 +263,7 @@ def _permuted(state: State, order: Sequence[int]) -> State:
 
 
 def expanded(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Sharding:
-    """Return the sharding of all tensors and ops that a choice for the coarse graph stands for.
+    """Return the sharding of all tensors and ops given by a choice for the coarse graph.
 
     Args:
         problem: The coarse graph.

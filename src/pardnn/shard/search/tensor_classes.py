@@ -1,9 +1,9 @@
 """Equivalence classes of tensors that share a layout: union-find that maps dims.
 
-Idea: a class has a root tensor; every member says which of its dims each dim of the root is. So
-`w` and `w.t()` can be in one class, and so can a tensor and what an in-place write makes of it.
-Tensors of state that stays where it is have a layout that is fixed; what need not share a class
-with such a tensor is merged with it only if its layout suits both.
+Idea: a class has a root tensor; every member maps the dims of the root to its own. So `w` and
+`w.t()` can be in one class, and so can a tensor and the result of an in-place write to it. State
+that stays in place has a fixed layout; other tensors are merged with it voluntarily only if its
+layout suits both.
 Complexity: O(tensors log tensors), smaller classes move into larger ones.
 """
 
@@ -33,7 +33,7 @@ class TensorClasses:
         blocked: Of each class, dims of the root that no layout may cut.
         fixed: The layout of classes whose layout is fixed, by dims of the root.
         axis_sizes: Devices along each mesh axis, if any is fixed.
-        torn: Pairs of tensors that must be one class, and whose fixed layouts differ.
+        torn: Pairs of tensors that must share a class although their fixed layouts differ.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -58,7 +58,7 @@ class TensorClasses:
             one: A tensor.
             other: A tensor.
             dims: For each dim of `one` that of `other`; the same if not given.
-            hard: Whether they must be one class, even if some dims cannot be cut any more.
+            hard: Whether they must be one class, even if then some dims cannot be cut.
 
         Returns:
             Whether they are one class now.
@@ -148,7 +148,7 @@ class TensorClasses:
 
 
 def joined(one: Layout | None, other: Layout | None) -> Layout | None:
-    """Return what meets two layouts, either free on some axes; None if nothing does."""
+    """Return a layout that agrees with two partly free ones; None if there is none."""
     if one is None or other is None:
         return one or other
     if any(a != b and FREE not in (a, b) for a, b in zip(one, other, strict=True)):
@@ -165,7 +165,7 @@ def carried(layout: Layout, through: Dims) -> Layout:
 def is_possible(
     shape: tuple[int, ...], dims: Dims, layout: Layout, axis_sizes: tuple[int, ...]
 ) -> bool:
-    """Return whether a tensor can be laid out so; the smallest block is cut last, rounded down.
+    """Return whether a tensor can have a layout; the smallest block is cut last, rounded down.
 
     Args:
         shape: Of the tensor.
@@ -185,7 +185,7 @@ def is_possible(
 
 @cache
 def identity(rank: int) -> Dims:
-    """Return the map that leaves all dims as they are: always the same object."""
+    """Return the identity map of dims: always the same object."""
     return tuple(range(rank))
 
 
@@ -210,11 +210,11 @@ def inverse(dims: Dims, rank: int) -> Dims:
 
 
 def check_fixed(classes: TensorClasses, fixed: FixedLayouts) -> None:
-    """Raise if tensors that must have one layout cannot have one that is fixed.
+    """Raise if tensors that must share a layout cannot have the fixed one.
 
     Args:
         classes: Tensors that share a layout.
-        fixed: What is fixed.
+        fixed: The fixed layouts.
 
     Raises:
         InfeasibleError: E301, naming the tensors.

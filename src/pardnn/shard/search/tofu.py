@@ -1,10 +1,10 @@
 """Tofu's search: the sharding that moves the fewest bytes, or takes the fewest seconds.
 
-Problem: a layout for every tensor and loops for every op, over all axes of a mesh.
+Problem: find a layout for every tensor and loops for every op, over all axes of a mesh.
 Idea: coarsen the graph (`coarsening`), then choose mesh axis by mesh axis (`recursion`), each by a
-dynamic program over the coarse graph (`dynamic_program`) inside the blocks that the axes before
-left. Under `bytes` the baselines are a portfolio beside it; under `seconds` a memory limit is held
-by a price on memory.
+dynamic program over the coarse graph (`dynamic_program`) inside the blocks of the earlier axes.
+Under `bytes` the baselines complete the portfolio; under `seconds` a price on memory enforces the
+limit.
 Complexity: O(ops) to read the graph; the rest grows with the distinct ops.
 Reference: Tofu (EuroSys 2019), section 5. Deviations: see docs/algorithms/tofu.md.
 """
@@ -66,7 +66,7 @@ class SearchResult(NamedTuple):
         cost: Bytes or seconds.
         is_exact: Whether no sharding with the same equivalence classes is better.
         level: Of coarsening.
-        num_factors: Distinct ops that were decided.
+        num_factors: Number of distinct ops in the search.
     """
 
     sharding: Sharding
@@ -93,7 +93,7 @@ def search(
         target: A mesh, or a cluster, whose number of devices is split into prime factors.
         objective: "bytes": the traffic of a step, every tensor cut. "seconds": estimated duration;
             tensors and ops may stay whole.
-        costs: Of the graph's ops, for "seconds"; without them those that the ops state.
+        costs: Of the graph's ops, for "seconds"; by default those stated by the ops.
         capacity: Usable bytes of the smallest device, for "seconds"; None is unlimited. It is
             compared with an estimate: the resulting plan has the exact peak.
         memory_price: Bytes of traffic that a byte on the fullest device is worth, for "bytes".

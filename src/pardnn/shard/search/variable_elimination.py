@@ -1,12 +1,12 @@
 """Minimum of a sum of tables over discrete variables, by eliminating one variable at a time.
 
 Problem: choose a value for each variable so that the sum of tables, each over a few of them, is
-least. A chain of layers is the easy case: this is then the ordinary dynamic program.
-Idea: the variable whose elimination makes the smallest table goes first (greedy order); what is
-left is a table over its neighbours, the frontier. It is exact whatever the graph's form.
-Complexity: O(sum of the tables' sizes), exponential in the width of the frontier only. Where a
-table would exceed a bound, the variable with the most neighbours is fixed to its value in a given
-assignment instead, and the answer is not called exact any more.
+least. A chain of layers is the easy case, in which this is the ordinary dynamic program.
+Idea: the variable whose elimination makes the smallest table goes first (greedy order); the result
+is a table over its neighbours, the frontier. This is exact for any graph.
+Complexity: O(sum of the tables' sizes), exponential only in the width of the frontier. If a table
+would exceed a bound, the variable with the most neighbours is instead fixed to its value in a given
+assignment, and the answer is no longer called exact.
 Reference: bucket elimination, R. Dechter, Artificial Intelligence 113, 1999; on a chain the dynamic
 program of Tofu (EuroSys 2019), section 5.1.
 """
@@ -54,7 +54,7 @@ class _Step(NamedTuple):
 
 
 def joined(tables: Sequence[Table], variables: tuple[int, ...]) -> ndarray:
-    """Return the sum of tables as one over `variables`, which hold all of theirs."""
+    """Return the sum of tables as a table over `variables`, which include all of theirs."""
     total: ndarray | None = None
     for table in tables:
         mine = set(table.variables)

@@ -1,6 +1,6 @@
 """The collective that a reshard amounts to: all-gather, reduce-scatter, halo exchange and so on.
 
-A plan sends point to point; names of collectives are for people, and for libraries that have them.
+Plans send point to point; the names of collectives are for people, and for libraries with them.
 """
 
 from __future__ import annotations

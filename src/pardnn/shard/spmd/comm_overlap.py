@@ -1,20 +1,19 @@
 """Communication overlap: let transfers of a sharded plan run while devices compute.
 
-Problem: `spmd_partition` cuts out, sends and assembles in one place, so every transfer is waited
-for.
-Idea: slices are cut out, and receives posted, earlier by as much as the transfer takes (and no
-earlier than the tensor exists, or the buffer that they are received into, which moves with them);
-partial results are reduced later by as much (and no later than the sum is read). No transfer starts
-earlier than it needs to, for what it holds takes memory; that memory is in the plan, and so proven
-like any other.
-No deadlock: the plain plan gives every op of every device one time, in an order of all events that
-cannot deadlock (`plan.lower`). Ops are moved along that one time, and each message gets a slot in
-the new order of all ops, behind its producer and its buffer and before its first reader; what the
-sender waits for is moved behind that slot where needed. So the new order of all events is without a
-cycle too.
+Problem: `spmd_partition` cuts out, sends and assembles slices in one place, so ops wait for every
+transfer.
+Idea: slices are cut out, and receives posted, earlier by as much as the transfer takes (but not
+before the tensor exists, or the buffer that they are received into, which moves with them); partial
+results are reduced later by as much (but not after the sum is read). No transfer starts earlier
+than needed, because the tensors that it holds take memory; this memory is part of the plan, and so
+proven like any other.
+No deadlock: the plain plan gives every op of every device a time in a common order of all events
+that cannot deadlock (`plan.lower`). Ops are moved in this time, and each message gets a slot in the
+new order of all ops, after its producer and its buffer and before its first reader; the sender's
+wait is moved after that slot if needed. So the new order of all events has no cycle either.
 Complexity: O(ops + messages), and a logarithm for sorting.
-Reference: Tofu (EuroSys 2019), section 6, delays "the execution of the remote fetch operator";
-this is the other half: a fetch still starts in time.
+Reference: Tofu (EuroSys 2019), section 6, delays "the execution of the remote fetch operator"; this
+is the other half: a fetch still starts in time.
 """
 
 from __future__ import annotations
@@ -97,9 +96,9 @@ class OverlapScheduler:
 
     Args:
         partitioned: The partitioned graph.
-        arrays: The plan, as `spmd_partition` makes it.
+        arrays: The plan made by `spmd_partition`.
         seconds: Per device, of each op in its order.
-        cluster: Tells how long transfers take.
+        cluster: Gives the time of transfers.
 
     Raises:
         InvalidPlanError: E411, if the plan would deadlock as it is.
@@ -144,7 +143,7 @@ class OverlapScheduler:
         """Return the plan with its transfers moved beside computation.
 
         Args:
-            lead: How much of a transfer's time to leave between its begin and its end.
+            lead: Multiple of a transfer's time to leave between its begin and its end.
         """
         check_time()
         leads: dict[int, float] = {}
@@ -161,7 +160,7 @@ class OverlapScheduler:
         return self.slots.placed(np.array(schedule.time))
 
     def before(self, device: int, position: int, seconds: float) -> int:
-        """Return the last position that lies some seconds of computation before another one.
+        """Return the last position that is some seconds of computation before another one.
 
         Args:
             device: Whose order it is.
@@ -187,7 +186,7 @@ class OverlapScheduler:
                 yield _Movable(op, [self.posts[n] for n in numbers], self.predecessors(op))
 
     def advance(self, row: Sequence[_Movable], schedule: _Schedule) -> None:
-        """Move slices that are cut out for others, and buffers, to an earlier time."""
+        """Move slices cut out for other devices, and buffers, to an earlier time."""
         time, leads = schedule.time, schedule.lead
         for op, posts, predecessors in row:
             lead = max([leads[post] for post in posts])
@@ -202,7 +201,7 @@ class OverlapScheduler:
         return [n for n in self.sent.get(tensor, ()) if self.tensors[n] == tensor]
 
     def is_receiver(self, op: int) -> bool:
-        """Whether an op reads what another device sends: it cannot run earlier."""
+        """Whether an op reads what another device sends, so that it cannot run earlier."""
         device = self.device_of[op]
         return any(self.device_of[self.producer[t]] != device for t in self.inputs[op])
 
@@ -212,7 +211,7 @@ class OverlapScheduler:
         return [n for n in (*made, *self.after[op]) if self.device_of[n] == self.device_of[op]]
 
     def delay(self, device: int, row: Sequence[int], schedule: _Schedule) -> None:
-        """Move what is assembled of received slices towards its first consumer.
+        """Move ops that assemble received slices towards their first consumers.
 
         Args:
             device: Whose order it is.

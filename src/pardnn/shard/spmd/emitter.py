@@ -1,4 +1,4 @@
-"""The emitter: collects the ops that the SPMD partitioner makes, by device, and the messages.
+"""The emitter: collects the ops of the SPMD partitioner, by device, and the messages.
 
 It keeps the order of each device and gives unique names.
 """
@@ -22,7 +22,7 @@ Shape = tuple[int, ...] | None
 
 
 class ShardedTensor(NamedTuple):
-    """A tensor as it is on the devices.
+    """A tensor as the devices hold it.
 
     Attributes:
         tensor: The whole one.
@@ -36,10 +36,10 @@ class ShardedTensor(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """Where in the step inserted ops stand, and until when sends last.
+    """Where in the step ops are inserted, and until when sends are held.
 
     Attributes:
-        op: The op of the graph that they stand beside.
+        op: The op of the graph beside which they are inserted.
         hold: By device, the op after which it waits for what it sent; None: the sent slice's own.
     """
 
@@ -57,10 +57,10 @@ class Emitter:
         in_turn: Receive the slices of a region one after the other.
         reuse: Number of ops of the graph for which a fetched region is kept for another consumer.
         relay_axes: How many of the first mesh axes slices cross once per group; 0 if `in_turn`.
-        in_place: Receive slices into the buffers of fetches, where they are one run of memory.
+        in_place: Receive slices into the buffers of fetches if they are one run of memory.
 
     Raises:
-        InvalidPlanError: E410, if a layout cannot be.
+        InvalidPlanError: E410, if a layout is impossible.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Emitter:
         return found or self._whole
 
     def fresh(self, base: str) -> str:
-        """Return a name that nothing in the graph has, without its device."""
+        """Return an unused name, without its device."""
         name = base
         while name in self._taken:
             self._counts[base] = self._counts.get(base, 1) + 1
@@ -166,8 +166,8 @@ class Emitter:
     ) -> str:
         """Append an op that moves a tensor of the graph.
 
-        Where the storage is written in place, it comes after whatever its consumer comes after, and
-        before the write (see `after`).
+        If the storage is written in place, the op comes after everything that its consumer comes
+        after, and before the write (see `after`).
 
         Args:
             device: Where it runs.
@@ -201,7 +201,7 @@ class Emitter:
         return output.name
 
     def after(self, op: Op, device: int) -> tuple[str, ...]:
-        """Return what must come before a device's local op without being read.
+        """Return the ops that must come before a device's local op although it does not read them.
 
         The control dependencies of the graph, kept on each device (Tofu, section 6 and Fig. 7).
         """
@@ -231,7 +231,7 @@ class Emitter:
             target: The receiver.
             before: The receiver's op before which the receive is posted.
             hold: The sender's op after which it waits for the send.
-            into: A buffer of the receiver that it is received into in place; a new one if None.
+            into: The receiver's buffer into which it is received in place; a new one if None.
         """
         self.messages.append(
             Message(
@@ -246,7 +246,7 @@ class Emitter:
 
 
 def is_result(op: Op, output: Tensor, device: int) -> bool:
-    """Whether a local tensor is a result of an op, laid out as it is to be."""
+    """Whether a local tensor is a result of an op, in its final layout."""
     return any(output.name == f"{tensor.name}@{device}" for tensor in op.outputs)
 
 

@@ -1,15 +1,15 @@
-"""Writes of whole tensors by parts: each device updates its own part, and gets those of others.
+"""Writes of whole tensors by parts: each device updates its part, and receives those of others.
 
-Problem: where optimizer states are cut and parameters are whole on every device (ZeRO, stages 1 and
-2), an update needs states that a device does not have for most of the parameter.
+Problem: if optimizer states are cut and parameters are whole on every device (ZeRO, stages 1 and
+2), a device lacks the states for most of the parameter that it has to update.
 Idea: a call that writes a tensor in place may cut a loop that its layout does not. Each device
-makes it on a view of a part of its own block, and copies the parts of others into the block: an
-all-gather in place, part by part. A fused update writes the states beside the parameter: what it
-finds as its loop cuts it stays where it is.
+makes the call on a view of a part of its own block, and copies the parts of others into the block:
+an all-gather in place, part by part. A fused update also writes the states: tensors that are
+already cut like its loop are not gathered.
 Complexity: O(devices x parts) per write.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
-Deviations: parts are received beside the parameter and copied into it. So is a device's own part
-where it is no run of memory and the kernel takes it for one, as fused updates do.
+Deviations: parts are received beside the parameter and copied into it. So is a device's own part if
+it is not one run of memory but the kernel assumes it is, as fused updates do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def gathered_writes(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> dic
         partitioned: What each device does of it.
 
     Returns:
-        By result, the tensor that it is the new contents of. What else the op writes is not here.
+        By result, the tensor whose new contents it is. Other writes of the op are left out.
     """
     found: dict[str, str] = {}
     for name in writes(op):
@@ -65,14 +65,14 @@ def gather_in_place(
     anchor: Anchor,
     copied: frozenset[int],
 ) -> None:
-    """Copy the parts that other devices made into the tensor that they are of.
+    """Copy the parts that other devices computed into the tensor.
 
     Args:
         emitter: Where to write.
         computed: The parts: on each device a view of its own tensor, or a copy.
         target: The tensor as it was before the write.
         anchor: The op that wrote them.
-        copied: Devices that made their own part beside the tensor, too.
+        copied: Devices that computed even their own part outside the tensor.
     """
     tensor, own = computed.tensor, emitter.own(target)
     base = emitter.fresh(f"{tensor.name}:gather")

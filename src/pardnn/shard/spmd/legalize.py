@@ -1,10 +1,10 @@
-"""Legalization: what a sharding must hold to, and the nearest one that does.
+"""Legalization: the rules of shardings, and the nearest sharding that follows them.
 
 Problem: a sharding may cut what cannot be cut, or give two layouts to one storage that is written
 in place.
-Idea: what cannot be cut as stated is left whole. All tensors that share a written storage must have
-the same blocks; where one is needed elsewhere, the storage is whole everywhere, and so are the ops
-that write or view it. Repeated until nothing changes.
+Idea: tensors and ops that cannot be cut as stated stay whole. All tensors that share a written
+storage must have the same blocks; if one is needed elsewhere, the storage is whole everywhere, and
+so are the ops that write or view it. This is repeated until nothing changes.
 Complexity: O(passes x ops), with at most one pass per storage that is left whole.
 """
 

@@ -1,9 +1,9 @@
 """The local ops of one op: inputs resharded, arguments localised, results brought to their layout.
 
-Every device makes the call of its `templates.Template` on local tensors. An input of which it does
-not own exactly the region it needs is resharded first, and a result that is partial or lies
-elsewhere is reduced or resharded afterwards. Kernels that do not read strides get contiguous copies
-of strided inputs.
+Every device makes the call of its `templates.Template` on local tensors. If a device does not own
+exactly the region of an input that it needs, the input is resharded first; a result that is partial
+or elsewhere is reduced or resharded afterwards. Kernels that do not read strides get contiguous
+copies of strided inputs.
 Reference: Tofu (EuroSys 2019), section 6.
 """
 
@@ -34,7 +34,7 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
         partitioned: What each device does of it.
 
     Raises:
-        InvalidPlanError: E410, if it writes what is not local.
+        InvalidPlanError: E410, if it writes a tensor that is not local.
     """
     gathered = gathered_writes(emitter, op, partitioned)
     name = non_local_tensor(emitter, op, partitioned, gathered)

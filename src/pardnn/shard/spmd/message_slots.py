@@ -1,13 +1,13 @@
-"""Message slots: one order of all ops of all devices, and a place in it for every message.
+"""Message slots: one order of all ops of all devices, and a position in it for every message.
 
 Problem: once ops of a plan have moved, each message needs an op before which its receive is posted
-and one after which its sender waits for it, so that no ranks wait for each other in a circle.
+and one after which its sender waits for it, so that ranks never wait for each other in a cycle.
 Idea: a plan cannot deadlock if its ops and messages can be put in one order in which a message
 comes after the op that makes its tensor, the one that makes the buffer it is received into, and
 whatever precedes its post; and before its first reader and whatever its sender runs after waiting
-for it (`plan.lower`). Such an order of the plan before is known. Of the plan after, ops are sorted
-by their new times; the slot of a message is chosen between what it needs and what needs it, and
-post and wait are read off the order at that slot. What is written so has that order as its proof.
+for it (`plan.lower`). Such an order of the original plan is known. In the new plan, ops are sorted
+by their new times; the slot of a message is chosen between the ops that it needs and those that
+need it, and post and wait follow from the order at that slot. So this order proves the new plan.
 Complexity: O((ops + messages) log ops).
 """
 
@@ -82,10 +82,10 @@ class MessageSlots:
         return bool((np.maximum.reduce(needs) < wanted).all())
 
     def placed(self, time: Float64[ndarray, " n"]) -> Overlapped:
-        """Return the plan with its ops sorted by new times, and its messages in their slots.
+        """Return the plan with its ops sorted by new times and its messages in their slots.
 
-        A message keeps its distance from the op that makes its tensor; one whose receiver waits
-        later is as early as before.
+        A message keeps its distance from the op that makes its tensor; if its receiver waits later,
+        it stays as early as before.
 
         Args:
             time: By op, near `self.time`: an op after its predecessors and before its successors,

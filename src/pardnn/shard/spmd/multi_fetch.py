@@ -2,16 +2,15 @@
 
 Problem: an op needs a box of a tensor that several devices own. Split, copy and concatenate would
 leave intermediate buffers beside the result.
-Idea: one fetch per region. The owners cut out slices, once per owner and box for all readers; a
-strided slice is copied to be contiguous before it is sent, so that the memory of the copy is part
-of the plan. A slice whose place is one contiguous run of the destination buffer is received in
-place. Others are received into buffers of their own and copied together at once; in sequence, each
-is received just before it is copied, so that one slice at a time is held beside the buffer: less
-memory, and less transfer at a time. Slices are sent, and regions assembled, directly before the op
-that reads them (delayed until needed; `comm_overlap` moves them where that costs no time).
-Where links are slow between groups of devices (`relays`), a slice that several devices of a group
-need of another group crosses once: the first of them passes it on, out of the region that it has
-assembled.
+Idea: one fetch per region. The owners cut out slices, each box once for all receivers; a strided
+slice is copied into contiguous memory before it is sent, so that the memory of the copy is part of
+the plan. A slice that is one contiguous run of the destination buffer is received in place. Others
+are received into buffers of their own and copied together at once; in sequence, each is received
+just before it is copied, so that one slice at a time is held beside the buffer: less memory, and
+less transfer at a time. Slices are sent, and regions assembled, directly before the op that reads
+them (delayed until needed; `comm_overlap` moves them earlier so that transfers overlap). If links
+between groups of devices are slow (`relays`), a slice that several devices of a group need of
+another group crosses once: the first of them passes it on, out of the region that it has assembled.
 Complexity: O(devices x slices) per region.
 Reference: Tofu (EuroSys 2019), section 6, "Fusing operators for remote data fetch".
 Deviations: their kernel reads remote memory through CUDA UVA; ours are messages, so slices that are
@@ -62,7 +61,7 @@ def reshard(
     Args:
         emitter: Where to write.
         sharded: The tensor.
-        requests: One per device, None where nothing is needed.
+        requests: One per device, None if nothing is needed.
         anchor: The op that reads the boxes.
 
     Returns:
@@ -164,7 +163,7 @@ def send_slices(
         sharded: The tensor.
         sources: By receiving device, the slices that it takes, its own included.
         anchor: The op that needs them.
-        consumers: By device, the op before which its receives are posted, unless `posts` says more.
+        consumers: By device, the op before which its receives are posted, unless it is in `posts`.
         posts: By device and slice, the op before which that receive is posted.
         buffers: By device and slice, the buffer that it is received into in place.
 
@@ -206,7 +205,7 @@ def send_slices(
 def contiguous_copy(
     emitter: Emitter, tensor: Tensor, device: int, box: Box, strided: str, anchor: Anchor
 ) -> str:
-    """Copy a strided local tensor to one that is contiguous.
+    """Copy a strided local tensor into a contiguous one.
 
     Args:
         emitter: Where to write.

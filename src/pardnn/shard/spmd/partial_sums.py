@@ -1,14 +1,14 @@
-"""Sums that devices add up by themselves first: of the pieces of a batch, each a part of each.
+"""Sums over the pieces of a batch that each device first adds up by itself.
 
 Problem: a gradient of a piece is a partial result of every device that has samples of it. Reduced
 piece by piece, it crosses the links as many times as there are pieces.
 Idea: a device holds the sum of its own terms, in a tensor whose layout says so (`PARTIAL`). A term
-is a partial result that is not reduced; adding terms is a local op; and what makes the whole of
-them (`t:total`) is their one reduction. Nothing else may read such a tensor: `legalize` then leaves
+is a partial result that is not reduced; adding terms is a local op; and the op that makes the whole
+of them (`t:total`) is their only reduction. If anything else reads such a tensor, `legalize` leaves
 it whole, and each term is reduced where it is made.
 Complexity: O(1) per op.
 Reference: gradient accumulation under `no_sync`, Li et al., "PyTorch Distributed", VLDB 2020.
-Deviations: the sums of a graph in pieces alone.
+Deviations: only the sums of a graph in pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_partial(emitter: Emitter, name: str) -> bool:
 
 
 def is_total(emitter: Emitter, op: Op) -> bool:
-    """Whether an op makes the whole of the terms that devices hold."""
+    """Whether an op makes the whole tensor of the terms that devices hold."""
     return (
         op.kind == REDUCE
         and len(op.inputs) == len(op.outputs) == 1
@@ -60,7 +60,7 @@ def keeps_terms(emitter: Emitter, partitioned: PartitionedOp, number: int) -> bo
 
 
 def misused_terms(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
-    """Return a tensor of an op that devices cannot hold terms of; None if there is none.
+    """Return a tensor of an op that devices cannot hold as terms; None if there is none.
 
     Args:
         emitter: Has the layouts.
@@ -83,7 +83,7 @@ def misused_terms(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str |
 
 
 def emit_total(emitter: Emitter, op: Op) -> None:
-    """Write the reduction of the terms that devices hold, as the local ops of what makes it.
+    """Write the reduction of the terms that devices hold, as the local ops of the total.
 
     Args:
         emitter: Where to write.

@@ -1,13 +1,13 @@
 """SPMD partitioning: from a sharding to a complete plan.
 
-Problem: a `Sharding` says what every device owns and which loops it runs. A plan says every op of
+Problem: a `Sharding` says what every device owns and which loops it runs. A plan states every op of
 every device, every message, and where buffers are allocated and released.
-Idea: the local ops of all devices are a graph of their own (the partitioned graph), and the plan
-is a placement of it. Ops keep the order of the graph on every device, so memory that one device
-reuses the others reuse too. Remote regions are fetched directly before the op that reads them
+Idea: the local ops of all devices are a graph of their own (the partitioned graph), and the plan is
+a placement of it. Ops keep the order of the graph on every device, so memory that one device reuses
+the others reuse too. Remote regions are fetched directly before the op that reads them
 (`multi_fetch`), and partial results are added by the owners of the blocks (`spread_reduction`). So
-all memory that a step takes is in the plan, and its proof, the simulator and the runtime need not
-know of sharding.
+all memory of the step is in the plan, and its proof, the simulator and the runtime need not know
+about sharding.
 Complexity: O(ops x devices + messages); equal calls are partitioned once (`templates`).
 Reference: Tofu (EuroSys 2019), section 6.
 Deviations: order stands for the paper's extra control dependencies; ops without a description run
@@ -55,13 +55,13 @@ def spmd_partition(
     Args:
         graph: A captured graph.
         sharding: A layout for every tensor and the cut loops of every call; see `legalize`.
-        in_turn: Receive the slices of a region one after the other, so that less memory is held
-            and a region takes longer.
-        reuse: Two ops that need the same region of a tensor share one fetch if at most so many
-            ops of the graph lie between them; the region is held so long.
-        relay_axes: How many of the first mesh axes are slow: what several devices of a group need
-            crosses them once (`relays`).
-        sums_in_place: Add into the first term of a sum where nothing else reads that.
+        in_turn: Receive the slices of a region one after the other, which holds less memory but
+            takes longer.
+        reuse: Two ops that need the same region of a tensor share one fetch if at most this many
+            ops of the graph are between them; the region is held until the second.
+        relay_axes: How many of the first mesh axes are slow: slices that several devices of a group
+            need cross them once (`relays`).
+        sums_in_place: Add into the first term of a sum if nothing else reads it.
 
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
@@ -83,9 +83,9 @@ class PositionedOps(NamedTuple):
     """The ops of a mesh whose devices are not chosen yet.
 
     Attributes:
-        partition: Its ops, in the order of those of the graph that they stand beside.
-        of: Of each, the number of that op of the graph.
-        position: Of each, the mesh position that runs it.
+        partition: Its ops, in the order of the ops of the graph that they belong to.
+        of: Number of that op of the graph.
+        position: Of each op, the mesh position that runs it.
         notes: What a reader should know.
     """
 
@@ -96,7 +96,7 @@ class PositionedOps(NamedTuple):
 
 
 def partition_for_submeshes(graph: Graph, sharding: Sharding, submeshes: int) -> PositionedOps:
-    """Return the ops of each mesh position, for a placement that is still to be made.
+    """Return the ops of each mesh position, before they are placed.
 
     Each op of the graph may run on another submesh, so slices are received into buffers of their
     own, and no region is fetched for two ops.

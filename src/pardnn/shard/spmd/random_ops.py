@@ -1,6 +1,6 @@
-"""Random ops: every device draws the whole, as one device would, and keeps its shard.
+"""Random ops: every device draws the whole tensor, as one device would, and keeps its shard.
 
-So the values do not depend on the number of devices, and k replicas are one draw of the generator.
+So values do not depend on the number of devices, and k replicas count as one draw.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
     """Write the draws of all devices for a random op, whatever loops are cut.
 
     Raises:
-        UnsupportedError: E822, if it returns a result and writes another one into an argument.
+        UnsupportedError: E822, if it returns one result and writes another into an argument.
     """
     _check_one_result(op)
     call = call_of(op, emitter.tensors)

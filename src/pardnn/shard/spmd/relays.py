@@ -1,14 +1,14 @@
-"""Relays: what several devices of a group need of another group crosses the slow link once.
+"""Relays: a slice that several devices of a group need crosses a slow link once.
 
-Problem: every device that fetches from the owner of a slice sends it over the same slow link again.
-Idea: the devices that differ along the last mesh axes alone are a group, with fast links inside.
-The first device of a group that needs a slice takes it from its owner; the others take it from that
+Problem: each device that fetches a slice from its owner sends it over the same slow link again.
+Idea: devices that differ only along the last mesh axes form a group, with fast links inside. The
+first device of a group that needs a slice takes it from its owner; the others take it from that
 device, group by group from the outermost in. Relays are numbered below those that they serve, so no
 two wait for each other.
 Complexity: O(devices x slices x levels) per region.
 Reference: Tofu (EuroSys 2019), section 5.2: each worker group has "the data fetched from the other
 group as extra input tensors", and all of its workers share it.
-Deviations: a relay passes on what it has assembled itself, whole slices alone. Partial results are
+Deviations: a relay passes on only whole slices of what it has assembled itself. Partial results are
 added inside a group by `spread_reduction`.
 """
 
@@ -25,7 +25,7 @@ from pardnn.shard.boxes import Slice
 
 
 def relay_axes(cluster: Cluster, mesh: Mesh) -> int:
-    """Return how many of the first mesh axes are crossed by slower links than lie inside them.
+    """Return how many of the first mesh axes are crossed by slower links than those inside them.
 
     Args:
         cluster: Has the links.
@@ -49,12 +49,12 @@ def relay_axes(cluster: Cluster, mesh: Mesh) -> int:
 def relays_of(
     mesh: Mesh, axes: int, tensor: Tensor, sources: Mapping[int, Sequence[Slice]]
 ) -> dict[tuple[int, Slice], Slice]:
-    """Return which slices a device takes of a relay: by device and slice, the relay's slice.
+    """Return which slices a device takes from a relay: by device and slice, the relay's slice.
 
     Args:
         mesh: The devices.
         axes: How many of the first mesh axes are slow.
-        tensor: What the slices are of; one that repeats elements is stored otherwise in a region.
+        tensor: The tensor of the slices; if it repeats elements, a region stores it differently.
         sources: By device, the slices that it needs, with their owners.
     """
     shape = tensor.shape or ()

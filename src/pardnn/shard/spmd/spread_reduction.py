@@ -2,12 +2,11 @@
 
 Problem: one device that adds up all partial results of a tensor is a bottleneck.
 Idea: reduce-scatter. The owner of each block fetches its slices of the partial results and adds
-them in the order of the devices, so that all replicas agree in every bit. Where three or more
-devices own the same large block, each adds up a part of it, and the parts are all-gathered: an
-all-reduce. Results that are not partial but lie elsewhere are resharded.
-Where links are slow between groups of devices (`relays`), the partial results of a group are added
-inside it before they cross, by the device that lies in the group as the owner in its own; all
-replicas of a block add in this one order.
+them in the order of the devices, so that all replicas agree in every bit. If three or more devices
+own the same large block, each adds up a part of it, and the parts are all-gathered: an all-reduce.
+Results that are not partial but elsewhere are resharded. If links between groups of devices are
+slow (`relays`), the partial results of a group are added inside it before they cross, by the device
+at the same position in its group as the owner; all replicas of a block add in this same order.
 Complexity: O(devices x slices) per result, times the levels.
 Reference: Tofu (EuroSys 2019), section 6: "we also spread out the reduction workload to all GPUs
 (all-reduce)"; section 5.2 for the groups.
@@ -53,13 +52,13 @@ def reduce_or_reshard(
     is_view: bool,
     divisor: str | None = None,
 ) -> None:
-    """Bring a result from how it was computed to its layout.
+    """Bring a computed result into its layout.
 
     Partial results are reduced by the owners of the blocks; others are resharded.
 
     Args:
         emitter: Where to write.
-        computed: The results as they were computed; those with the final name stay.
+        computed: The results as computed; those with the final name stay.
         results: What they are of the whole, by device.
         anchor: Where in the step.
         is_view: Blocks may be views of the results; else they are copied out of them.
@@ -129,8 +128,8 @@ def reduce_scatter(
         computed: The partial results.
         results: What they are of the whole, by device.
         axes: Mesh axes along which they are partial, in their order.
-        op: Of the graph, beside which this stands.
-        base: Name of the ops that add up, without their devices.
+        op: Of the graph, which made the partial results.
+        base: Name of the ops that add, without their devices.
         divisor: The tensor by which the sums are divided; None for none.
 
     Raises:

@@ -1,14 +1,13 @@
-"""Sums in place: a device adds into the first term of a sum where nothing else reads that.
+"""Sums in place: a device adds into the first term of a sum if nothing else reads it.
 
-Problem: a captured `x + y` is a new tensor, so a device that adds up the gradients that a weight
-gets from each time step holds the old sum, the gradient and the new sum at once.
-Idea: `x.add_(y)` gives the same bits in the storage of x. It may be written where the sum is all
-that reads x: x is then read by no other op and sent to nobody, whatever the order, and neither is
-anything that it is a view of.
+Problem: a captured `x + y` is a new tensor, so a device that adds up the gradients of a weight from
+all time steps holds the old sum, the gradient and the new sum at once.
+Idea: `x.add_(y)` gives the same bits in the storage of x. It is allowed if only the sum reads x: no
+other op reads x, x is sent to no device, and the same holds for any tensor that x is a view of.
 Complexity: O(local ops + tensors).
 Reference: Tofu (EuroSys 2019), section 7.2.
-Deviations: any sum, not those of gradients alone; order does not count, so a term whose other
-readers all come before the sum is left alone.
+Deviations: any sum, not only those of gradients; order is ignored, so a term with other readers is
+left alone even if they all come before the sum.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pardnn.shard.boxes import is_one_run
 
 
 def with_sums_in_place(ops: Sequence[Op], messages: Sequence[Message]) -> tuple[Op, ...]:
-    """Return local ops whose sums are made in their first terms, where they may be.
+    """Return local ops whose sums are made in their first terms where allowed.
 
     Args:
         ops: Of all devices.

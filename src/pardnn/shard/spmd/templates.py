@@ -1,7 +1,7 @@
-"""The local ops of one op, worked out once for all ops that make the same call.
+"""The local ops of one op, computed once for all ops that make the same call.
 
 Problem: a step repeats its layers, and most devices make equal calls.
-Idea: calls that differ in the names of their tensors alone share one `Template`, in which tensors
+Idea: calls that differ only in the names of their tensors share one `Template`, in which tensors
 are numbers.
 Complexity: O(size of the arguments) for each further op of a template.
 """
@@ -31,7 +31,7 @@ from pardnn.shard.spmd.emitter import Emitter
 
 
 class ArgumentTemplate(NamedTuple):
-    """An argument of a localised call; one that holds no tensor is one value for all ops.
+    """An argument of a localised call; without tensors, it is one value for all ops.
 
     Attributes:
         value: A literal, the slot of a tensor, or a structure with tensors by slot.
@@ -49,9 +49,9 @@ class Template(NamedTuple):
         slots: Slot, and number of the tensor among those of the call.
         requests: By slot and device, what it needs, None for nothing.
         boxes: By slot and device, the box of that.
-        results: By result and device, what its is of the whole one, None: not computed.
+        results: By result and device, its part of the whole result, None: not computed.
         made: By result and device, the box of that.
-        is_partial: By result, whether it is a partial one.
+        is_partial: By result, whether it is partial.
         fractions: By device, the fraction of the loops' iterations that it runs.
         arguments: By device, positional and by name.
     """
@@ -93,7 +93,7 @@ def returned_names(op: Op) -> tuple[str | None, ...]:
 def result_names(op: Op) -> tuple[str | None, ...]:
     """Return the output that each described result becomes.
 
-    What a call returns is described; where it returns nothing, what it changes in place.
+    Descriptions are of the tensors that a call returns, or else of those that it changes in place.
     """
     return returned_names(op) or tuple(t.name for t in op.outputs)
 
@@ -289,7 +289,7 @@ def localised(value: Any, local: Mapping[str, str]) -> Any:
 def non_local_tensor(
     emitter: Emitter, op: Op, partitioned: PartitionedOp, gathered: Mapping[str, str]
 ) -> str | None:
-    """Return a tensor that an op writes, or views in written storage, but does not find locally.
+    """Return a tensor that an op writes, or views in written storage, but that is not local.
 
     Args:
         emitter: Has the layouts.
@@ -298,7 +298,7 @@ def non_local_tensor(
         gathered: From `gathered_writes`: written by parts, which devices then exchange.
 
     Returns:
-        Its name; None if all is where it is needed.
+        Its name; None if all tensors are where they are needed.
     """
     if any(emitter.owners[name] in emitter.written for name in op.inputs):
         changed = writes(op)

@@ -1,9 +1,9 @@
-"""Which parameters and states a plan keeps whole because of an op that cannot be cut, in words.
+"""Notes on parameters and states that a plan keeps whole because an op cannot be cut.
 
 Problem: one update without a description keeps a parameter and its states whole on every device,
-which voids the 1/k of memory that a plan is made for, and no number of the plan says why.
-Idea: what is written in place, or viewed where it is written, has to be found where it is owned. An
-op that does so and has no loop that cuts the tensor is the reason.
+which defeats the purpose of the plan, 1/k of the memory, and no number of the plan says why.
+Idea: a tensor that is written in place, or viewed in such a storage, has to be used where it is
+owned. An op that does so and has no loop that cuts the tensor is the reason.
 Complexity: O(ops + tensors).
 """
 
@@ -28,7 +28,7 @@ NAMED = 3
 def whole_state_notes(emitter: Emitter) -> list[str]:
     """Return a note for each operator that keeps parameters, buffers or states whole.
 
-    Those that are whole by choice, or too short to be cut, are in none.
+    Tensors that are whole by choice, or too short to be cut, have none.
     """
     left = {op.outputs[0].name: op for op in emitter.graph.ops if _is_whole(emitter, op)}
     found: dict[str, tuple[Op, list[str]]] = {}

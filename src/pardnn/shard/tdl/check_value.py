@@ -1,8 +1,8 @@
-"""What a description may say of one output: rules that hold whatever the sizes are.
+"""Rules for the description of one output, independent of sizes.
 
-Problem: two mistakes read well and cut wrongly. An index that shadows another one takes its loop,
-and an addend that only the first worker adds is lost, or counted twice, where partial results are
-combined by anything but a sum: `max(a, b) + c` is not `max(a + c, b)`.
+Problem: two mistakes look right but cut wrongly. An index that shadows another one takes over its
+loop; and an addend that only the first worker adds is lost, or counted twice, if partial results
+are combined by anything but a sum: `max(a, b) + c` is not `max(a + c, b)`.
 Complexity: O(size of the description).
 """
 
@@ -23,7 +23,7 @@ def check_value(value: object, bound: Set[str]) -> None:
         bound: Variables that it may use.
 
     Raises:
-        DescriptionError: E220, if an index shadows another, or a `Once` stands beside no sum.
+        DescriptionError: E220, if an index shadows another, or a `Once` is not beside a sum.
     """
     if isinstance(value, Reduction):
         taken = sorted(bound & set(value.names))

@@ -1,9 +1,9 @@
 """Symbolic interval analysis of affine index expressions (Tofu, section 4.2 and Fig. 4).
 
-Problem: which indices of an input does a worker read that computes a range of an output?
-Idea: an index is an affine expression in the variables of the description. Its interval has
-bounds that are affine in the symbolic ends of those variables, so one run serves every worker,
-every number of workers and every shape; numbers are put in last.
+Problem: which indices of an input does a worker read if it computes a range of an output?
+Idea: an index is an affine expression in the variables of the description. Its interval has bounds
+that are affine in the symbolic ends of those variables, so one run serves every worker, every
+number of workers and every shape; numbers are substituted last.
 Complexity: O(terms) per operation.
 Reference: Tofu (EuroSys 2019), section 4.2, "Symbolic interval analysis", Eq. 1 and Fig. 4.
 Deviations, all repairs of Eq. 1 and Fig. 4: lower and upper bound have a constant each (windows,
@@ -235,7 +235,7 @@ def interval(index: Affine) -> Interval:
 
 
 def hull(intervals: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the least interval that holds all of them."""
+    """Return the smallest interval that contains all of them."""
     lowers, uppers = zip(*intervals, strict=True)
     return min(lowers), max(uppers)
 
@@ -249,7 +249,7 @@ def variables(value: Affine) -> frozenset[str]:
 
 
 def bare_variable(value: Affine) -> str | None:
-    """Name of the variable that the index is, nothing added and nothing multiplied, or None."""
+    """Name of the variable if the index is just that variable, otherwise None."""
     if value.constant == 0 and len(value.terms) == 1:
         ((atom, factor),) = value.terms
         if factor == 1 and isinstance(atom, Variable):
@@ -258,7 +258,7 @@ def bare_variable(value: Affine) -> str | None:
 
 
 def divisors(value: Affine, name: str) -> set[int]:
-    """Numbers whose multiples a cut of variable `name` must keep to, from divisions by them."""
+    """Numbers of which cuts of variable `name` must be multiples, because it is divided by them."""
     found: set[int] = set()
     for atom, _ in value.terms:
         if isinstance(atom, Floor) and name in variables(atom.numerator):

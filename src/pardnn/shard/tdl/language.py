@@ -8,21 +8,21 @@ the indices of the output to the value there; several outputs are a tuple of lam
         return lambda i, j: Sum(lambda k: a[i, k] * b[k, j])
 
 Tensors are indexed with affine expressions of the variables; attributes are ordinary Python values
-and ranks ordinary numbers. `lambda *i` stands for as many variables as are left (i0, i1, ...).
-Variables of the same name in several outputs are one variable: the loops of the operator. How it
-is cut along each variable follows from the description, see `partition.strategy`.
+and ranks ordinary numbers. `lambda *i` stands for all remaining variables (i0, i1, ...). Variables
+of the same name in several outputs are one variable: a loop of the operator. How it is cut along
+each variable follows from the description, see `partition.strategy`.
 
 - `Sum`, `Max`, `Min`, `Prod`, `Mean`, or a `Reducer` of one's own, over further variables.
-- `Opaque` functions take elements and slices, `f(x[i, :])`; the indices that their result is taken
-  at, `f(x[i, :])[j]`, cannot be cut.
-- `At((2 * i + j,), value)`: the value's place in the output, where that is no bare variable. Under
-  a `Sum`, values that meet at one place are added up.
+- `Opaque` functions take elements and slices, `f(x[i, :])`; the indices at which their result is
+  taken, `f(x[i, :])[j]`, cannot be cut.
+- `At((2 * i + j,), value)`: the value's position in the output, if it is not just a variable. Under
+  a `Sum`, values at the same position are added up.
 - `Once(value)`: an addend that is added once, however the sum beside it is cut.
-- `Local(lambdas, padding=...)`: what an attribute becomes in the call of a worker.
+- `Local(lambdas, padding=...)`: the value of an attribute in the call of a worker.
 
 Reference: Tofu (EuroSys 2019), section 4.1 and Fig. 3. Deviations: names join the loops of several
-outputs; `At`, `Once`, `Local`, `clipped` and `padded` say what the real op needs to be called on
-shards; custom reducers, which the paper leaves open, exist; `Mean` is built in.
+outputs; `At`, `Once`, `Local`, `clipped` and `padded` say how to call the real op on shards; custom
+reducers, which the paper leaves open, exist; `Mean` is built in.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEEP: Any = object()
 
 
 class Node:
-    """A value of a description: an element, a number, or what is computed of them."""
+    """A value of a description: an element, a number, or a function of them."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class Apply(Node):
 
     Attributes:
         name: "add", "mul" and so on, or the name of an opaque function.
-        operands: What it is computed of.
+        operands: What it is computed from.
         at: Indices at which the result of an opaque function is taken: these cannot be cut.
     """
 
@@ -208,7 +208,7 @@ class Opaque:
 
 @dataclass(slots=True)
 class Sizes:
-    """Sizes of an input, and whether a description has looked at them."""
+    """Sizes of an input, and whether a description has read them."""
 
     shape: Shape
     were_read: bool = False
@@ -220,7 +220,7 @@ class Tensor:
 
     Attributes:
         slot: Which input it is.
-        sizes: Its sizes, and whether they were asked for.
+        sizes: Its sizes, and whether they were read.
         dtype: Such as "float32"; None where unknown.
         outside: What indices outside the tensor mean.
         fill: The value there.
@@ -241,7 +241,7 @@ class Tensor:
 
     @property
     def shape(self) -> Shape:
-        """Sizes of the dims; a description that reads none is analysed once for all sizes."""
+        """Sizes of the dims; a description that reads no sizes is analysed once for all of them."""
         self.sizes.were_read = True
         return self.sizes.shape
 
@@ -252,7 +252,7 @@ class Tensor:
 
     @property
     def form(self) -> Tensor:
-        """The tensor's shape alone: no value is read, so that nothing needs to be sent."""
+        """The tensor's shape alone: no value is read, so nothing needs to be sent."""
         return replace(self, content=False)
 
     def padded(self, fill: float = 0.0) -> Tensor:
@@ -312,7 +312,7 @@ def _node(value: Any) -> Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """Outputs, and what attributes become in the call of a worker.
+    """Outputs, and the values of attributes in the call of a worker.
 
     Attributes:
         outputs: A lambda, or a tuple of lambdas.
@@ -334,7 +334,7 @@ class Loops:
     Attributes:
         names: Of the variables, in the order that `body` takes them.
         body: Takes the variables.
-        sizes: How far variables run that stand for no whole dim.
+        sizes: Extents of variables that do not run over a whole dim.
     """
 
     names: tuple[str, ...]
@@ -350,7 +350,7 @@ def parameters(function: Callable[..., Any], ndim: int) -> tuple[tuple[str, ...]
     """Return the variables of a lambda, and the extents that its defaults state.
 
     Args:
-        function: `*i` stands for the variables left of `ndim`.
+        function: `*i` stands for the remaining of `ndim` variables.
         ndim: Number of variables, of use only if some are starred.
     """
     if isinstance(function, Loops):

@@ -1,4 +1,4 @@
-"""Descriptions by operator: how they are registered and found."""
+"""The registry of descriptions by operator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Alias analysis: which value of the trace a tensor is, over storages, versions and views.
 
-Idea: tensors alias if they share a storage, whether the op's schema says so or not. A consumer of
-a stale value gets the newest content: the last written value if it has the same geometry, else a
+Idea: tensors alias if they share a storage, whether the op's schema says so or not. A consumer of a
+stale value gets the newest content: the last written value if it has the same geometry, otherwise a
 new view of that value, so that the consumer depends on the write. A write that overlaps no element
 of a view leaves the view valid, as for the gates of a recurrent cell, slices of one tensor.
 """

@@ -1,6 +1,6 @@
 """Constant folding: values that depend on constants alone are computed at capture.
 
-Problem: code makes a causal mask, or an index of all pairs, of literals and sizes, and may then
+Problem: code makes a causal mask, or an index of all pairs, from literals and sizes, and may then
 branch on it or read it. The outcome is the same in every step, so it may be fixed at capture.
 
 Idea: run the calls that produce the value, which the trace has recorded, for real. Values that

@@ -1,7 +1,7 @@
 """Placeholders: fake tensors in place of the live ones, for as long as a step is traced.
 
-Each source gets a new fake tensor of its own geometry, without content and without history, in
-every slot that holds the live one. `restore.restore` puts the live ones back.
+In every slot that holds a source, a new fake tensor of the same geometry replaces it, without
+content and without history. `restore.restore` puts the live ones back.
 """
 
 from __future__ import annotations

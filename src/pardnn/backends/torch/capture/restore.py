@@ -1,4 +1,4 @@
-"""Restoring what the objects of a step held, and finding what the step has changed."""
+"""Restoring the content of the objects of a step, and finding what the step has changed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The result of a step: which tensor of it is the loss, and what else its caller gets.
+"""The result of a step: which of its tensors is the loss, and what else its caller gets.
 
-The loss is marked in the graph; where the step does not return it, it is what the last `backward`
-was called on. Every other tensor that the step returns becomes a copy that
-outlives the step, a residual: eager code holds the last result while the next step runs. The
-structure around them (tuples, lists, dicts, fields) is data on the loss op.
+The loss is marked in the graph; if the step does not return it, it is the tensor on which the last
+`backward` was called. Every other tensor that the step returns becomes a copy that outlives the
+step, because eager code holds the last result while the next step runs. The structure around them
+(tuples, lists, dicts, fields) is data on the loss op.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RNG replays: random calls of a step that draw the numbers of a predecessor once more.
+"""RNG replays: random calls of a step that repeat the draws of an earlier call.
 
 Problem: `torch.utils.checkpoint` computes its forward pass a second time from the generator state
 that the first began with, so that dropout drops the same elements; `fork_rng` and `set_rng_state`
@@ -7,7 +7,7 @@ do the same by hand. The graph must say so, or the ranks would draw new numbers.
 Idea: while a step is traced nothing is drawn, so every random call advances the real generator by
 one number instead. The state then identifies the position in the sequence of random calls, however
 it was restored. A call that begins in a known state replays the call that began there. It must be
-the same call on tensors of the same shapes, else the numbers that come out are unknown.
+the same call on tensors of the same shapes; otherwise its numbers are unknown.
 
 Ranks run a replay from the state in which its original begins: `runtime.random_ops`.
 """

@@ -1,7 +1,7 @@
-"""Whether two traces of a step are the same, call by call: what one step does, every step does.
+"""Whether two traces of a step are the same, call by call, so that every step does the same.
 
-A number counts as what it is in the trace, however it was computed: traces with literals are
-compared with traces that have symbols in their place.
+Numbers are compared by their value in the trace, however they were computed: traces with literals
+are compared with traces that have symbols in their place.
 
 Complexity: O(calls), and the length of their arguments.
 """

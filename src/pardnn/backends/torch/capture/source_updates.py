@@ -1,9 +1,9 @@
 """The updates of a step's sources, as calls of the trace.
 
-Parameters, buffers and states that the next step reads are updated in place: where the step
-replaced a source by another tensor, the assignment becomes a copy into the source. Batch tensors
-that it writes are marked, and ranks exchange them, since the caller of an eager step finds the new
-values in its own tensor.
+Parameters, buffers and states that the next step reads are updated in place: if the step replaced a
+source by another tensor, the assignment becomes a copy into the source. Batch tensors that it
+writes are marked, and ranks exchange them, since the caller of an eager step finds the new values
+in its own tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a trace to a graph: dead code elimination, order edges and names.
 
-Dead calls are dropped, except random ones: they advance the generator as in the eager step.
-A write in place comes after every consumer of the old content (an anti-dependence). Such an edge
-is left out where data already gives the order: O(calls x consumers of written storages / 64), as
+Dead calls are dropped, except random ones: they advance the generator as in the eager step. A write
+in place comes after every consumer of the old content (an anti-dependence). Such an edge is left
+out if data dependences already give the order: O(calls x consumers of written storages / 64), as
 the ancestors of a call are a bit set.
 """
 

@@ -1,7 +1,7 @@
-"""One run of the user's step under the tracer, what it leaves, and what an exception in it means.
+"""One run of the user's step under the tracer, its effects, and the meaning of its exceptions.
 
-An error of this package passes; one that torch raises because a fake tensor or a symbol has no
-data becomes an `UnsupportedError`; any other is the user's.
+An error of this package is passed on; an error that torch raises because a fake tensor or a symbol
+has no data becomes an `UnsupportedError`; any other is the user's.
 """
 
 from __future__ import annotations

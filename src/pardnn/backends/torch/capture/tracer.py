@@ -8,8 +8,8 @@ storages, views of known ones, new versions of changed ones.
 Host scalars never reach the fake kernels: these get a placeholder of the same type, which cannot
 change the shape or dtype of a result.
 
-The tracer holds storages, never tensors: autograd moves a gradient without a copy only where
-nothing else refers to it, and the trace must show what an eager step does.
+The tracer holds storages, never tensors: autograd moves a gradient without a copy only if nothing
+else refers to it, and the trace must show what an eager step does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Overlap of two views of one storage: whether they are disjoint, or one is slices of the other.
 
-Idea: write an address in digits over the strides of both views, largest first. Where no sum of
-lower digits reaches the next stride, this form is unique, each view is a box of digits, and boxes
-are disjoint where one digit's ranges are. Everything else counts as overlapping: sliding windows,
+Idea: write an address in digits over the strides of both views, largest first. If no sum of lower
+digits reaches the next stride, this form is unique, each view is a box of digits, and boxes are
+disjoint if the ranges of one digit are. Everything else counts as overlapping: sliding windows,
 views of another dtype.
 """
 

@@ -1,7 +1,7 @@
-"""What a checkpoint of a running plan holds, and which rank writes it.
+"""What a checkpoint of a running plan contains, and which rank writes each part.
 
-Every rank derives the same list from graph and plan. Where several ranks hold one box, the one that
-has least to write so far takes it. Source ops are named by the user's own paths, so pieces are too.
+Every rank derives the same list from graph and plan. If several ranks hold a box, the one with
+least to write so far takes it. Pieces, like source ops, are named by the user's own paths.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Numbers of the user's objects in a checkpoint: what the step counts, and what it only reads.
 
-Problem: each graph reads numbers of its own, and where calls take turns, the one that runs is not
-the one that counts. Idea: the numbers of all graphs so far are saved. What is loaded goes to its
-place in the objects, by name, whether a graph reads it already or one that is captured later.
+Problem: each graph reads its own numbers, and if different calls alternate, the graph that runs may
+not be the one that counts.
+Idea: save the numbers of all graphs so far. Loaded numbers go to their places in the objects, by
+name, whether a graph reads them already or one that is captured later.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What steps have left in the user's objects besides tensors, in a checkpoint.
+"""Values other than tensors that steps have left in the user's objects, in a checkpoint.
 
 Problem: a call leaves `self.phase = "warm"` or `counts["a"] = {"n": 0}`, and later ones read it. A
-run that is resumed has made no such call. Idea: of each place that a graph so far assigns, the
-plain value that it holds is saved, by the reference that ranks find it by, and put there again.
-What a call makes in objects and containers that are not there yet is left to the call that makes
-them. Of an object, which a file cannot hold, the class is saved: who loads is told of it.
+resumed run has made no such call.
+Idea: for each place that a graph so far assigns, the plain value there is saved, under the
+reference by which ranks find it, and restored on loading. Values in objects and containers that do
+not exist yet are left to the call that makes these. For an object, which a file cannot hold, the
+class is saved, and loading reports it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the shards of this rank from a checkpoint that any other plan may have written."""
+"""Reading the shards of this rank from a checkpoint, which any other plan may have written."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Phases of all ranks on how a phase of saving or loading went.
+"""Phases of saving or loading, at whose ends all ranks agree on the outcome.
 
-A failure that one rank has (its disk is full) is an error of the phase: all ranks raise it, and may
-go on training. A rank that is lost ends the run, as in a step.
+A failure of one rank (its disk is full) is an error of the phase: all ranks raise it, and may
+continue to train. A lost rank ends the run, as in a step.
 
-A phase may take long, so a rank is given up only when it has neither come nor made progress for the
-timeout.
+A phase may take long, so a rank is given up only if it has neither arrived nor made progress for
+the length of the timeout.
 """
 
 from __future__ import annotations

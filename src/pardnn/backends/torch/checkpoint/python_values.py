@@ -1,7 +1,8 @@
 """Python values beside the tensors: hyperparameters, counts, schedules, and the caller's `extra`.
 
-They are JSON in the manifest. What JSON lacks is written as an object with the key `$`: tuples,
-floats that are not finite, dicts with other keys than texts, small tensors such as a learning rate.
+They are JSON in the manifest. Values that JSON lacks are written as an object with the key `$`:
+tuples, floats that are not finite, dicts whose keys are not texts, small tensors such as a learning
+rate.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The random state of a run: one, as a step's numbers are those of one device on any ranks.
+"""The random state of a run: a single one, as the numbers of a step are those of one device.
 
-The generators of torch that ops draw from, and those of Python and NumPy, which data loaders use.
+It has the torch generators that ops draw from, and those of Python and NumPy, for data loaders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Torch's own state dicts of a step's objects, whole on rank 0; a file of the whole model."""
+"""Torch's state dicts of a step's objects, whole on rank 0, and files of the whole model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The state of a training step between two steps: saved, loaded, gathered.
 
-Whatever is done here is collective: every rank calls it, between the same two steps.
+All operations here are collective: every rank calls them, between the same two steps.
 """
 
 from __future__ import annotations

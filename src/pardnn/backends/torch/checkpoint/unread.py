@@ -1,10 +1,11 @@
 """State of a checkpoint that no graph of the step reads so far.
 
-Problem: optimizer states and gradients exist once a call has made them. Where calls take turns,
-some adding to gradients and one updating, a run that is resumed has made no call of some kind, so
-no graph says where such state belongs. Idea: it gets its places in the user's objects, and lies
-where its parameter does. The graph that reads it is captured and planned with it in place, as after
-any call; until then it is saved, gathered and exported beside what the graph that runs reads.
+Problem: optimizer states and gradients exist once a call has made them. If calls alternate, with
+some adding to gradients and one updating, a resumed run has not made calls of some kind yet, so no
+graph says where such state belongs.
+Idea: put it into its places in the user's objects, on the device of its parameter. The graph that
+reads it is captured and planned with it in place, as after any call; until then it is saved,
+gathered and exported together with the state of the graph that runs.
 """
 
 from __future__ import annotations

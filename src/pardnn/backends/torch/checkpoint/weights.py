@@ -1,4 +1,4 @@
-"""Weights from files into this rank's shares, with no more than some rows beside them."""
+"""Weights from files into this rank's shards, with only a few rows in memory beside them."""
 
 from __future__ import annotations
 

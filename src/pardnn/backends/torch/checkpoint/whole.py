@@ -1,4 +1,4 @@
-"""Whole tensors on rank 0, one or some rows at a time: gathered from shards, or scattered."""
+"""Whole tensors on rank 0, one or a few rows at a time: gathered from shards, or scattered."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Code generation: what a rank runs in a step, as Python to read, to run and to debug."""
+"""Code generation: a rank's step as Python code to read, run and debug."""

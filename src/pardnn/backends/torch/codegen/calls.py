@@ -1,8 +1,8 @@
-"""Calls as Python statements: what `ops.codec.bind` makes a closure of, as text.
+"""Calls as Python statements: the text of what `ops.codec.bind` makes closures of.
 
-Which calls there are is `find_call`'s decision: registered operators and host arithmetic. Their
-names are identifiers joined by dots; a part that Python keeps for itself (`aten.random_.from`) is
-asked for by `getattr`. Keywords must be arguments of the operator's schema.
+`find_call` decides which calls exist: registered operators and host arithmetic. Their names are
+identifiers joined by dots; a part that is a Python keyword (`aten.random_.from`) is read by
+`getattr`. Keyword arguments must be in the operator's schema.
 """
 
 from __future__ import annotations

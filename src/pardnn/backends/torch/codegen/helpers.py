@@ -1,7 +1,7 @@
-"""What generated code calls besides torch: its text is copied to the top of each program.
+"""Helpers that generated code calls besides torch: their text is copied to the top of each program.
 
-Messages go over the process group that is there. A message carries the bytes of a tensor from its
-first element to its last; its number is its tag.
+Messages go over the existing process group. A message carries the bytes of a tensor from its first
+element to its last; its number is its tag.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generated code as a file, loaded as a module of Python.
 
-Only code that `rank_code` has just written is loaded, or files that a person names to be run.
+Only code that `rank_code` has just written is loaded, or files that a user asks to run.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     step(state, batch, device, at_draw) -> loss, kept
 
-`state` holds what outlives the step, by name: it is changed in place. Values are variables, frees
-`del`, messages calls of torch.distributed. So it is the program that `runtime.executor` runs, line
-by line instead of closure by closure, with the same bits, and a debugger can stop in it.
+`state` holds what outlives the step, by name, and is changed in place. Values are variables, frees
+are `del`, messages are calls of torch.distributed. So it is the program that `runtime.executor`
+runs, line by line instead of closure by closure, with the same bits, and a debugger can stop in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Names and literals in generated code: what a file says is data there, never code.
+"""Names and literals in generated code: text from a file becomes data there, never code.
 
 A name of the graph becomes an identifier of ASCII letters, digits and underscores that no helper,
-keyword or builtin has; a text becomes a literal by `repr`; in a comment all that shows nothing
-becomes an escape, so that it ends where its line does.
+keyword or builtin has; a text becomes a literal by `repr`; in a comment, unprintable characters
+become escapes, so that it ends with its line.
 """
 
 from __future__ import annotations

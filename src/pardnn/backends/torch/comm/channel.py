@@ -1,6 +1,6 @@
 """Point-to-point messages: the isend, irecv and wait of one rank, over torch.distributed.
 
-Every wait ends: with the tensor, with the peer's failure, or after `timeout_s`, and then says which
+Every wait ends: with the tensor, with the peer's failure, or after `timeout_s`; an error names the
 op, tensor, peer and step. Tags are the messages' numbers. Gloo completes a send only when the
 receive is posted, so the action lists alone decide how much memory messages take. CPU ranks of one
 machine exchange all but the longest messages over Unix sockets (`unix_sockets.py`).

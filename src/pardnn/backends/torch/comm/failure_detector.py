@@ -7,8 +7,8 @@ failure, or a rank asks, publishes what its rank is doing, be it waiting, comput
 script. These states form a wait-for graph; followed from a rank that waits, it ends at the rank
 that waits for none: that one hangs, or is slow.
 
-A wait that lasts is told before it times out: at a third and at two thirds of the timeout the
-waiting rank asks, and logs which rank does not move and where it is.
+A long wait is reported before it times out: at a third and at two thirds of the timeout the waiting
+rank asks, and logs which rank does not move and where it is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The flight record: what each rank did last, on disk after a run that ended badly.
 
-Problem: a rank that hangs or was killed cannot tell what it was doing. Idea: each rank keeps one
-short text file in a folder of its run. The thread that looks for failures writes it again once a
-second, in a millisecond, so that the record of a rank that is killed is at most that old. A run
-that ends well removes its folder; of the others, the newest `KEPT` of this user stay.
+Problem: a rank that hangs or was killed cannot say what it was doing.
+Idea: each rank keeps one short text file in a folder of its run. The thread that looks for failures
+rewrites it once a second, which takes a millisecond, so the record of a killed rank is at most a
+second old. A run that ends well removes its folder; of the others, the newest `KEPT` of this user
+stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a rank comes to its device and to the other ranks, and how it leaves them.
+"""How a rank gets its device and joins the other ranks, and how it leaves them.
 
 Ranks meet at the store of the user's process group, or of one made from the environment as torchrun
 sets it, or at a file where all of them are on one machine.

@@ -1,8 +1,8 @@
 """Which ranks share a machine, and which network interface joins the machines.
 
-Gloo listens on the address of this host's name, which in containers and in network namespaces is
-often one that no other machine reaches. All ranks do reach the one at `MASTER_ADDR`, so where
-several nodes take part, gloo is told the interface that leads there.
+Gloo listens on the address of this host's name, which in containers and network namespaces is often
+one that no other machine can reach. All ranks can reach `MASTER_ADDR`, so with several nodes, gloo
+is told the interface that leads there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The loss on its way: sent at the step's end, waited for when it is read.
+"""The pending loss: sent at the end of the step, waited for when it is read.
 
-A rank that waited there for the loss would wait for the whole step of the rank that computes it,
+If ranks waited there for the loss, they would wait for the whole step of the rank that computes it,
 and steps could not overlap. So the loss of a step that returns nothing else is posted, and every
-rank goes on. What the others return is a tensor that waits as soon as anything but its shape and
-type is asked for, and from then on is a plain one, as torch's `AsyncCollectiveTensor`. Unread, it
-is waited for at the end of the next step: no rank is more than one step ahead.
+rank continues. The other ranks return a tensor that waits as soon as anything but its shape and
+type is read, and is a plain tensor from then on, like torch's `AsyncCollectiveTensor`. If it is not
+read, ranks wait for it at the end of the next step: no rank is more than one step ahead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Private folders for sockets and files of a run, below the system's temporary directory.
 
-A process that is killed cannot remove its folder. So each folder holds a file that its process
-keeps locked, and who makes one first removes those that nobody locks any more. The system drops a
-lock when its process ends, whatever ended it.
+A killed process cannot remove its folder. So each folder contains a file that its process keeps
+locked, and a process that makes a folder first removes those whose file is no longer locked. The
+system drops a lock when its process ends, for whatever reason.
 """
 
 from __future__ import annotations

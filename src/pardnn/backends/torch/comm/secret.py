@@ -1,9 +1,9 @@
-"""The secret of a run: by it ranks know each other, and what they find in the shared store.
+"""The secret of a run, by which ranks authenticate each other and values in the shared store.
 
-Whoever reaches the store of torchrun can write to it, and whoever reaches a port of gloo's can take
-a rank's place. With a secret that only the ranks have, every value in the store carries an HMAC
-over its key and its content, and before the first message each two ranks of a process group answer
-a challenge of the other one. Nothing is encrypted.
+Anyone who can reach the store of torchrun can write to it, and anyone who can reach a port of gloo
+can take a rank's place. With a secret that only the ranks have, every value in the store carries an
+HMAC over its key and content, and before the first message any two ranks of a process group answer
+a challenge from each other. Nothing is encrypted.
 
 `pardnn run` makes a secret for each run. Under torchrun it is in `PARDNN_SECRET`, the same on all
 nodes; without it nothing is checked.

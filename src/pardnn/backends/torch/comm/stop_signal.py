@@ -1,13 +1,14 @@
-"""The stop signal: SIGTERM or SIGINT on any rank becomes one moment at which all ranks stop.
+"""The stop signal: after SIGTERM or SIGINT on any rank, all ranks stop at the same moment.
 
-Problem: a signal reaches the ranks at different moments, or one of them alone, and a rank that
-stops before its peers leaves them waiting. Idea: each rank counts the calls that all ranks make in
-one order (steps, saves). A rank that has got a signal asks through the store; the polling thread of
-each rank answers with its count, and from then on its rank begins no further call before all have
-answered. The calls beyond the largest count are made, on every rank, knowing that all are to stop.
+Problem: a signal reaches the ranks at different moments, or only one of them, and a rank that stops
+before its peers leaves them waiting.
+Idea: each rank counts the calls that all ranks make in one order (steps, saves). A rank that has
+received a signal asks through the store; the polling thread of each rank answers with its count,
+and its rank then begins no further call before all have answered. In calls beyond the largest
+count, every rank knows that all have to stop.
 
-Cost: a lock and a comparison a call, and a look into the store at each poll. Delay: the step in
-hand and two polls, half a second.
+Cost: a lock and a comparison per call, and a look into the store at each poll. Delay: the current
+step and two polls, half a second.
 """
 
 from __future__ import annotations

@@ -3,19 +3,19 @@
 Gloo moves a message with three wake-ups of its own threads (announce, answer, data). Where ranks
 compute on all cores, those threads wait for a core each time, and a message of any size costs 0.3
 to 0.6 ms; here it costs two copies and, if the receiver sleeps, one wake-up: 10 to 40 us. And no
-hidden thread takes a core, so that the time of a step can be told from its action lists.
+hidden thread takes a core, so the time of a step can be predicted from its action lists.
 
 Progress: a send copies what fits into the socket's buffer at once, the rest at this rank's next
-message; a wait moves whatever can move, for all peers, and so does a thread beside a wait for the
-process group and beside a long op: buffers fill, and a sender that must let go of its tensor would
-wait until the op ends (GPT-2 on 4 ranks: 6.1 s a step, 5.6 to 5.9 so). So two ranks that wait for
-each other's data cannot deadlock, and messages between two ranks arrive in the order of their
-posts, which is one global order on all ranks (`plan/lower.py`). The system bounds its buffers; a
-message longer than a quarter of one goes over the process group, which moves it while both ranks
-compute.
+message; a wait moves whatever can move, for all peers. During a wait for the process group, and
+during a long op, a thread does the same: buffers fill up, and a sender that must free its tensor
+would wait until the op ends (GPT-2 on 4 ranks: 6.1 s a step, 5.6 to 5.9 with the thread). So two
+ranks that wait for each other's data cannot deadlock, and messages between two ranks arrive in the
+order of their posts, which is one global order on all ranks (`plan/lower.py`). The system bounds
+its buffers; a message longer than a quarter of one goes over the process group, which moves it
+while both ranks compute.
 
-The sockets lie in a private directory until all have connected. Ranks on another machine, or that
-cannot be reached for any reason, are left to the process group.
+The sockets are in a private directory until all have connected. The process group serves ranks on
+other machines, and those that cannot be reached for any reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The world as one rank sees it: its rank and device, the shared store, its channel.
 
 A process group that the user has already made is used and never destroyed; messages go over a
-second group of our own, so that closing it after a failure wakes the peers and touches nothing of
-the user's.
+second, private group, so that closing it after a failure wakes the peers without affecting the
+user's.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Deferred initialisation: building a model so that a rank allocates its shards only."""
+"""Deferred initialisation: building a model so that a rank allocates only its shards."""

@@ -1,10 +1,10 @@
-"""Making shards of a tensor a block of rows at a time, so that no rank ever holds all of it.
+"""Making shards of a tensor, a block of rows at a time, so that no rank ever holds all of it.
 
 Idea: most tensors are filled by one call whose numbers follow the order of the elements, and
-changed element by element after that, if at all: an embedding is drawn and its padding row set to
-0, `model.half()` converts. Such a chain of calls gives the same bits on one block of rows after
-the other. What a shard holds of a block is copied; blocks that no shard needs are not drawn, the
-generator moves past them.
+afterwards changed element by element, if at all: an embedding is drawn and its padding row set to
+0, `model.half()` converts. Such a chain of calls gives the same bits on one block of rows after the
+other. The shard's part of a block is copied; for blocks that no shard needs, nothing is drawn and
+the generator moves past them.
 
 Complexity: time of the calls; memory of two blocks of `BLOCK_BYTES`, or 16 rows, beside the shards.
 Deviation: a tensor made in another way (`orthogonal_`, a sum of two tensors) is made whole.

@@ -1,9 +1,9 @@
-"""How many numbers a random fill draws, known from its size, and whether it may be run in parts.
+"""How many numbers a random fill draws, by its size, and whether it can be run in parts.
 
-Every rule is checked against measurements of this library on first use: `uniform_` takes a draw an
-element, two in double precision; `normal_` draws in groups of 16, and where the size is no multiple
-of 16 it fills the last 16 elements once more. So a fill of consecutive parts that begin at
-multiples of 16 and have 16 elements at least gives the numbers of one fill of the whole.
+Every rule is checked against measurements of the installed library on first use: `uniform_` takes
+one draw per element, two in double precision; `normal_` draws in groups of 16, and if the size is
+no multiple of 16, it fills the last 16 elements once more. So filling consecutive parts that begin
+at multiples of 16 and have at least 16 elements gives the numbers of one fill of the whole.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """`pardnn.deferred`, and models on the meta device: built without data, initialised by shard.
 
-Under `deferred` a script builds its model as always; what would have been computed is recorded, and
-`parallelize` replays on each rank what its shards depend on. A model that was built on the meta
-device has lost how it is initialised, so its modules are asked: `reset_parameters` of each, in the
-order of `modules()`, as one device would after `to_empty`. Not so where the step reads none of its
-tensors: `torch.func`'s ensembles keep a model on the meta device only to call it with other ones.
+Under `deferred` a script builds its model as usual; the computation is recorded instead, and
+`parallelize` replays on each rank the part that its shards depend on. A model that was built on the
+meta device has lost its initialisation, so `reset_parameters` of its modules is called, in the
+order of `modules()`, as one device would do after `to_empty`. This is left out if the step reads
+none of its tensors: `torch.func`'s ensembles keep a model on the meta device only to call it with
+other tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deferred initialisation: a rank builds a model and ends with real tensors for its shards only.
+"""Deferred initialisation: a rank builds a model and ends up with real tensors only for its shards.
 
 `record` runs the user's factory under fake tensors: nothing is allocated, and every call that
 creates or writes a storage or draws random numbers becomes data. `replay` executes the slice of it

@@ -1,10 +1,10 @@
 """A program slice: the events of a recording that some tensors depend on, in a low-memory order.
 
-Idea: a backward analysis of live storages. A call that overwrites a whole storage ends the
-liveness of what was there, so that a weight which is initialised twice is computed once; storages
-that no call has written yet are allocated at first use. Random calls keep their positions; every
-other call runs as soon as its last operand is there, so that `model.double()` converts each weight
-when it has been drawn, and not all of them after the last.
+Idea: a backward analysis of live storages. A call that overwrites a whole storage ends the liveness
+of its old content, so that a weight that is initialised twice is computed once; storages that no
+call has written yet are allocated at first use. Random calls keep their positions; every other call
+runs as soon as its last operand exists, so that `model.double()` converts each weight right after
+it is drawn, and not all of them at the end.
 
 Complexity: O(events x their storages).
 Source: Weiser, Program Slicing, IEEE TSE 10(4), 1984; here for straight-line programs.

@@ -1,8 +1,8 @@
-"""The recorder: every call of a factory that matters for its tensors, as data.
+"""The recorder: every call of a factory that affects its tensors, as data.
 
-The factory runs under fake tensors, so nothing is allocated and nothing is drawn. To detect where
+The factory runs under fake tensors, so nothing is allocated and nothing is drawn. To detect when
 the user reseeds, each generator is set to a unique state ("mark") after every random call: a state
-that is not the last mark was set by the user; if it is an earlier mark, the user has restored the
+other than the last mark was set by the user; if it is an earlier mark, the user has restored the
 state after that call (`fork_rng`, `set_rng_state` of a saved state).
 
 Values that Python needs on the host (`.item()` of a computed schedule, a boolean mask) are computed

@@ -1,11 +1,11 @@
 """Executing a recording, or the slice of it that some tensors depend on.
 
 Idea: run the calls of the `program_slice`. Random calls outside it only advance the generator:
-`uniform_`, `normal_` and their like by counted draws, joined into one jump; others by running the
-call on scratch tensors of the same geometry. Each storage is freed after its last use, so memory is
-that of the wanted tensors plus the temporaries of one of them. A tensor of which shards are wanted
-is made a block of rows at a time where its calls allow it (`blocks.py`); else the shards are copied
-as soon as it is complete, and the rest is freed.
+`uniform_`, `normal_` and similar calls by counted draws, joined into one jump; others by running
+the call on scratch tensors of the same geometry. Each storage is freed after its last use, so
+memory is that of the wanted tensors plus the temporaries of one of them. A tensor of which shards
+are wanted is made a block of rows at a time if its calls allow it (`blocks.py`); otherwise the
+shards are copied as soon as it is complete, and the rest is freed.
 
 Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`rng/mt19937.py`).
 """

@@ -1,1 +1,1 @@
-"""`pardnn run`: the launcher, the processes of ranks and reference, what they pass each other."""
+"""`pardnn run`: the launcher, the processes of ranks and reference, and the files between them."""

@@ -1,6 +1,6 @@
-"""What `pardnn run --verify` says of parameters, buffers and optimizer states.
+"""How `pardnn run --verify` compares parameters, buffers and optimizer states.
 
-The ranks write their shares as a checkpoint below the run's private directory; the reference, which
+The ranks write their shards as a checkpoint below the run's private directory; the reference, which
 has the whole state of one device, reads it tensor by tensor and compares it with its own.
 """
 

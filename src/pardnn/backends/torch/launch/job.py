@@ -1,6 +1,6 @@
-"""What the launcher and its processes pass each other: a job, and one result file per process.
+"""The files between the launcher and its processes: a job, and one result file per process.
 
-All files lie in one private directory: the job, the graph, the plan, the results.
+All files are in one private directory: the job, the graph, the plan, the results.
 """
 
 from __future__ import annotations

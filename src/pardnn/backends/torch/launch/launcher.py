@@ -1,7 +1,7 @@
 """The launcher: start the ranks of a plan on this machine and collect their results.
 
-Each rank writes one result file in a private directory; the first failing rank is named by what the
-ranks wrote, and by its exit status only if they could write nothing (`root_cause.py`). No rank
+Each rank writes one result file in a private directory; the first failing rank is determined from
+these files, and from exit statuses only if ranks could write nothing (`root_cause.py`). No rank
 outlives this process (`processes.py`).
 """
 

@@ -1,8 +1,8 @@
-"""The rank processes of a run on this machine: started, watched, and none left behind.
+"""The rank processes of a run on this machine: they are started, watched, and never left behind.
 
-They meet in the run's private folder, so nothing of theirs listens on a network: the store is a
-file (`STORE_FILE`), and gloo's and NCCL's own sockets are told the loopback interface. torchrun's
-rendezvous, which this replaces, listens on every interface and unpickles what it is sent.
+They meet in the run's private folder, so nothing listens on a network: the store is a file
+(`STORE_FILE`), and gloo and NCCL are told to use the loopback interface. torchrun's rendezvous,
+which this replaces, listens on every interface and unpickles what it receives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why a run failed: the error of the rank that failed first, with a line for each other one."""
+"""Why a run failed: the error of the rank that failed first, with a line for each of the others."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A process of `pardnn run`: one rank, or the reference, with its guards.
 
 `python -m pardnn.backends.torch.launch.worker DIRECTORY [--reference]`, started by the launcher.
-The guards stand before the framework is loaded, which takes seconds and may fail: the process ends
-with its launcher, has a moment to report when it is told to end, and writes every error into its
-result file, that of an import too. So what it runs is imported late and by name, and the reference
-loads nothing that only ranks need.
+The guards are set up before the framework is loaded, which takes seconds and may fail: the process
+ends with its launcher, has a moment to report when it is told to end, and writes every error into
+its result file, including those of imports. So the code that it runs is imported late and by name,
+and the reference loads nothing that only ranks need.
 """
 
 from __future__ import annotations

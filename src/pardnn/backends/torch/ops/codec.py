@@ -3,21 +3,21 @@
 `arguments` of a call is `{"args": [...], "kwargs": {...}}`, optionally `"returns"`, `"mutates"` and
 `"redraws"`.
 
-- null, booleans, numbers, strings and lists stand for themselves.
+- null, booleans, numbers, strings and lists are literal.
 - `{"tensor": name}` is a value of the graph, tensor or host scalar.
 - `{"dtype": "float32"}`, `{"layout": "strided"}`, `{"memory_format": "contiguous_format"}`.
 - `{"device": "accelerator"}` is the device of the rank that runs the op, `{"device": "cpu"}` the
   host beside it.
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
-- `returns`: for each result of the call, lists flattened, the output that it becomes; null for what
-  is no tensor and for what no op reads. Absent: the outputs in order.
-- `redraws`: the random op, a predecessor, whose numbers this op draws once more (an RNG replay).
+- `returns`: for each result of the call, lists flattened, the output that it becomes; null for a
+  result that is no tensor or that no op reads. Absent: the outputs in order.
+- `redraws`: the earlier random op whose draws this op repeats (an RNG replay).
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 
 An output that is not returned aliases an input: it is the name of that input's new content.
 
 A graph file may come from anywhere. A kind is looked up among the registered ops by identifiers
-alone and everything else is data, so a file can name an op, but it can bring no code.
+alone, and everything else is data, so a file can name an op, but cannot contain code.
 """
 
 from __future__ import annotations

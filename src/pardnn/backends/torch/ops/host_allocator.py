@@ -1,19 +1,19 @@
-"""How a CPU rank's tensors get their memory: large blocks from the system, and back at once.
+"""Memory of a CPU rank's tensors: large blocks come from the system, and go back at once.
 
-Problem: a limit holds for what a process has of the system, so tensors that are freed must go back;
-each new one then has fresh pages, which the system fills with zeros when they are first touched.
-That takes 1.4 us per page of 4 KiB on one machine of ours: of a GPT-2 of 51 million parameters a
-quarter of the step, and more than half of steps whose tensors are small.
+Problem: a limit applies to the memory that a process has from the system, so freed tensors must be
+given back; each new one then has fresh pages, which the system fills with zeros when they are first
+touched. That took 1.4 us per page of 4 KiB on one machine: a quarter of the step for a GPT-2 of 51
+million parameters, and more than half of steps whose tensors are small.
 
-Idea: tensors of 2 MiB and more lie on pages of 2 MiB, a quarter of the time per byte. torch does
-that itself if `LARGE_PAGES` is set before it loads (`backends.large_pages`). Smaller blocks stay
-with glibc. Its threshold above which a block has a mapping of its own grows with use: freed blocks
-would stay in its heap and count, so it is pinned, to one of three tiers:
+Idea: tensors of 2 MiB and more are on pages of 2 MiB, which take a quarter of the time per byte.
+torch does that itself if `LARGE_PAGES` is set before it loads (`backends.large_pages`). Smaller
+blocks stay with glibc. Its threshold above which a block has its own mapping grows with use: freed
+blocks would then stay in its heap and count, so it is pinned to one of three tiers:
 
-- 32 MiB, where it ends by itself, without a limit and as long as one has room (`keep_blocks`). How
-  much such a heap wastes no factor bounds, so `runtime.memory_limits.HeapGuard` watches it.
-- 2 MiB, where a plan's limit has room for what a heap of small blocks wastes (`keep_small_blocks`).
-- 128 KiB elsewhere.
+- 32 MiB, where it ends by itself, without a limit and as long as a limit has room (`keep_blocks`).
+  No factor bounds how much such a heap wastes, so `runtime.memory_limits.HeapGuard` watches it.
+- 2 MiB, if a plan's limit has room for what a heap of small blocks wastes (`keep_small_blocks`).
+- 128 KiB otherwise.
 
 Costs are measured in the first or the second of them (`as_on_ranks`).
 """

@@ -1,7 +1,7 @@
 """Memory of the host, for state that is on its device only while ops use it (`plan.rewritten`).
 
-Beside a GPU it is pinned. A CPU rank has it in a shared anonymous mapping: `RLIMIT_DATA`, which
-limits what the rank holds, counts private memory alone.
+With a GPU it is pinned. A CPU rank has it in a shared anonymous mapping, because `RLIMIT_DATA`,
+which limits the rank's memory, counts only private memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Host programs: arithmetic on Python numbers that every rank runs beside the graph.
 
-Problem: a step computes with numbers that Python holds (`i % 2 == 0`, `state["step"] += 1`), and
-what comes out decides which calls it makes, or is the number of the next step. No tensor is in it.
+Problem: a step computes with Python numbers (`i % 2 == 0`, `state["step"] += 1`), and the result
+decides which calls it makes, or is a number for the next step. No tensor is involved.
 
 Idea: the arithmetic is a list of rows in the graph's own arguments, which each rank evaluates from
-the numbers that it reads at a call. Conditions must come out as at capture, else the graph is not
-the step's; what is to be written goes into the user's objects after the step.
+the numbers that it reads at a call. Conditions must have the same outcome as at capture, otherwise
+the graph is not that of the step; writes go into the user's objects after the step.
 
     rows        [["mod", {"tensor": "i"}, 2], ["eq", {"tensor": "#0"}, 0]]
     conditions  [["#1", true, "train.py:12"]]

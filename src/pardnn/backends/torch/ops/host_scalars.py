@@ -1,7 +1,7 @@
-"""Host scalars: numbers that Python computes between two calls, as symbolic values of the trace.
+"""Host scalars: numbers that Python computes between calls, as symbolic values of the trace.
 
-Problem: `tensor.item()` and the floats of an optimizer's `param_groups` must not be frozen in the
-trace at the numbers of the step that happens to be traced.
+Problem: `tensor.item()` and the floats of an optimizer's `param_groups` must not be frozen at the
+values of the traced step.
 
 Idea: while tracing they are `torch.SymFloat`, `torch.SymInt` or `torch.SymBool` around a
 `HostNode`, which records every arithmetic operation on them. Where Python or C++ needs the number

@@ -1,9 +1,10 @@
-"""What kernels allocate that their results do not show.
+"""Memory that kernels allocate and that their results do not show.
 
-Some kernels shrink a large tensor to their result, or begin it with the elements before a view's
-offset: its storage would stay as large for as long as the result lives. Such results are copied,
-so that a rank holds what the graph says, and what the kernel allocated is the op's workspace. What
-kernels allocate and release on their own is not counted; `tests/backends/torch/ops` lists who does.
+Some kernels shrink a large tensor to their result, or keep the elements before a view's offset: the
+storage would remain large as long as the result is live. Such results are copied, so that a rank
+holds what the graph says, and the memory that the kernel allocated counts as the op's workspace.
+Memory that kernels allocate and release themselves is not counted; `tests/backends/torch/ops` lists
+these kernels.
 """
 
 from __future__ import annotations

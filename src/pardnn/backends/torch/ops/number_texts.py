@@ -1,4 +1,4 @@
-"""Texts of numbers and tensors, as Python and torch make them."""
+"""Texts of numbers and tensors, as Python and torch format them."""
 
 from __future__ import annotations
 

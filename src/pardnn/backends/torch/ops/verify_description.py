@@ -1,11 +1,11 @@
 """Numeric verification of a description: the local ops of a call are run and combined.
 
-Problem: a TDL description that is wrong gives wrong numbers on several devices, and no type or
-shape shows it.
+Problem: a wrong TDL description gives wrong numbers on several devices, and no type or shape shows
+it.
 
 Idea: run the operator on whole inputs and, for every strategy of the call, each worker's local op
 on its region of the inputs. The local results, placed and reduced as the description says, must
-equal the whole result, in float64 up to rounding. What a local op must not read is NaN.
+equal the whole result, in float64 up to rounding. Elements that a local op must not read are NaN.
 
 Complexity: the operator's work, twice for each cut.
 

@@ -1,8 +1,8 @@
-"""A clock of a thread that leaves out its waits for a core while others compute.
+"""A clock of a thread that does not count its waits for a core.
 
-Linux counts how long a thread was ready to run and did not (`/proc/thread-self/schedstat`). A call
-of 5 ms on a machine with other work to do is timed as on an idle one; a call that sleeps, or waits
-for other threads of its own, is not shortened. Elsewhere this is the wall clock.
+Linux counts how long a thread was ready to run but did not (`/proc/thread-self/schedstat`). So a
+call of 5 ms on a busy machine is timed as on an idle one; a call that sleeps, or waits for other
+threads of the process, is not shortened. On other systems this is the wall clock.
 """
 
 from __future__ import annotations

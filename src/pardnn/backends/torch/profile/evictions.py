@@ -1,9 +1,10 @@
-"""Which values of a run in context are dropped, and made up again, to stay within a budget.
+"""Which values of an in-context run are dropped, and replaced by synthetic ones, within a budget.
 
-Problem: calls are timed in the places that they have in the step, but a step that is planned for
-several devices seldom fits one. Idea: where values exceed the budget, the storage whose next use is
-farthest away is dropped (Belady's rule), and what a later call reads of it is made up again: times
-depend on shapes and strides, hardly on values.
+Problem: calls are timed at their positions in the step, but a step that is planned for several
+devices seldom fits one.
+Idea: if values exceed the budget, the storage whose next use is farthest away is dropped (Belady's
+rule), and later calls that read it get synthetic values: times depend on shapes and strides, and
+hardly on values.
 
 Complexity: O(n log n) for n uses of tensors.
 """

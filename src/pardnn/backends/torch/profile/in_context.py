@@ -1,16 +1,16 @@
 """In-context profiling: the whole graph runs a few times on synthetic values, each call timed.
 
-Problem: a call that is repeated alone finds its code and its inputs in the fastest caches, or, if
-caches are flushed before each repetition, in none. In a step it is neither: a small call after
-other small calls is warm, a view after a large product is cold, and a call finds warm what the call
-before it made. Flushing makes small calls twice as slow as they are, not flushing makes views three
-times as fast.
+Problem: a call that is repeated alone finds its code and inputs in the fastest caches, or, if
+caches are flushed before each repetition, in none. In a step neither is true: a small call after
+other small calls is warm, a view after a large product is cold, and the result of the previous call
+is warm. With flushing, small calls appear twice as slow as they are; without, views three times as
+fast.
 
 Idea: calls are timed in the context of the step. Only sources have synthetic values
 (`synthetic_inputs.py`); all others are computed. Parameters are small, so that values stay finite;
-where they do not, that changes no time. Of a call that raises on them the results are synthetic
-too, and it is left to be timed alone. Where the step does not fit the memory that it may take,
-values are dropped and made up again (`evictions.py`), and a call that alone exceeds it is left out.
+if they do not, times do not change. If a call raises on them, its results are synthetic too, and it
+is timed alone later. If the step does not fit into the memory that it may take, values are dropped
+and replaced by synthetic ones (`evictions.py`), and a call that exceeds it by itself is left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What messages cost between two local ranks, measured: idle, and while the ranks compute.
+"""The measured cost of messages between two local ranks: idle, and while the ranks compute.
 
 Two child processes exchange messages of several sizes as the ranks of a run do. Idle, they play
-ping-pong; half a round trip is one message. Then both compute between messages, and each end's own
-time is taken apart: sending, posting a receive, receiving a message that is there, and how long a
-receiver that slept takes to wake up. Computation displaces caches and lets processors sleep, so
-these are more than what idle ranks show.
+ping-pong; half a round trip is one message. Then both compute between messages, and the time of
+each end is measured separately: sending, posting a receive, receiving a message that has arrived,
+and waking up a receiver that sleeps. Computation displaces caches and lets processors sleep, so
+these take longer than with idle ranks.
 
 The children are spawned, not forked: threads of this process would not survive a fork.
 """

@@ -2,13 +2,13 @@
 
 A captured graph holds the calls of the user's own step. A graph file may name any operator with any
 arguments: one that reads foreign memory, or that makes 8 GiB where the file says 16 bytes. So its
-calls run only when that is asked for (`--costs measured`), and then
+calls run only on request (`--costs measured`), and then
 
-- only operators of a list of names are run (`Allowed`); what else the file names is estimated,
-- each call is first made on tensors without data, and is refused if its results are not those that
-  the file declares,
-- all of it in a process of its own, with limits of memory and time, that writes nothing and dies
-  with this one, or on SIGTERM at once.
+- only operators on a list of names are run (`Allowed`); the others are estimated,
+- each call is first made on tensors without data, and refused if its results are not those that the
+  file declares,
+- all of this happens in a child process with limits of memory and time, which writes nothing and
+  ends with this one, or at once on SIGTERM.
 """
 
 from __future__ import annotations

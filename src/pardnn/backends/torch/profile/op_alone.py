@@ -1,9 +1,9 @@
 """Timing one call alone, on synthetic inputs.
 
-Alone, a call finds its inputs in the fastest caches; in a step the ops between have displaced
-them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the
-last-level cache at most. Sum of op times over the time of eager steps (processor time, one thread,
-1 MiB of second-level and 36 MiB of third-level cache), by MiB written:
+Alone, a call finds its inputs in the fastest caches; in a step, the ops in between have displaced
+them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs at most in the
+last-level cache. Sum of op times over the time of eager steps (processor time, one thread, 1 MiB of
+second-level and 36 MiB of third-level cache), by MiB written:
 
                             0     2     4     8    12
     six linear layers    0.56  0.65  0.78  0.79  0.97

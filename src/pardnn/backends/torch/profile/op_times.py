@@ -1,11 +1,11 @@
 """Measured op times: every distinct call of a graph is timed on the real device.
 
-A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
-that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is
-made alone on synthetic inputs (`op_alone.py`), so a model that is too large for the device is still
-measured op by op. Of a partitioned graph, one rank's share is timed (`rank_shares.py`).
+A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). If the
+graph fits on a CPU, they are timed there in the context of the step (`in_context.py`). Otherwise
+each is made alone on synthetic inputs (`op_alone.py`), so a model that is too large for the device
+is still measured op by op. Of a partitioned graph, one rank's share is timed (`rank_shares.py`).
 
-What was measured is kept in the user's cache; a second run measures nothing.
+Results are kept in the user's cache; a second run measures nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Ping-pong between two ranks: half a round trip is one message.
 
-One rank leads: it chooses sizes and numbers of round trips by what they take, so that a slow link
-is measured in as bounded a time as a fast one, and tells the other one before each lot.
+One rank leads: it chooses sizes and numbers of round trips by the time they take, so that slow
+links are measured within the same bounded time as fast ones, and tells the other rank before each
+batch.
 """
 
 from __future__ import annotations

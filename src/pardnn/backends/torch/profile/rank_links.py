@@ -1,11 +1,12 @@
-"""The cluster that the ranks of a run are: their memory, and the links between them as measured.
+"""The cluster formed by the ranks of a run: their memory, and the measured links between them.
 
-Problem: what a message costs differs by a thousand between two GPUs of a node and two nodes, and a
-plan for the wrong number is slower than one device. Idea: before anything is planned the ranks play
-ping-pong. Links between the same two nodes are alike, and so are those of one node: one pair stands
-for all. Pairs of different nodes are measured at the same time, in the rounds of a tournament (the
-circle method), so that no two share a node's interface; 16 nodes take 16 rounds. Each round has its
-share of `BUDGET_S`, and every rank gets all numbers, so that all hold the same cluster.
+Problem: the cost of a message between two nodes is a thousand times that between two GPUs of a
+node, and a plan for the wrong number is slower than one device.
+Idea: before planning, the ranks play ping-pong. Links between the same two nodes are alike, and so
+are those within one node, so one pair represents all. Pairs of different nodes are measured at the
+same time, in the rounds of a tournament (the circle method), so that no two share a node's
+interface; 16 nodes take 16 rounds. Each round has its share of `BUDGET_S`, and every rank gets all
+numbers, so that all have the same cluster.
 """
 
 from __future__ import annotations

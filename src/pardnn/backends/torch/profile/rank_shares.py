@@ -1,9 +1,9 @@
-"""What is timed of a partitioned graph: one rank's share, as that rank will run it.
+"""The ops of a partitioned graph that are timed: one rank's share, as that rank will run it.
 
-The local ops of all ranks make mostly the same calls. So all of the first rank are timed, and of
-the others only the calls that no rank before them makes, as uneven shards do, each after what
-computes its inputs. That takes less time by about the number of ranks, and is truer: a rank does
-not find other ranks' tensors in its caches.
+The local ops of all ranks mostly make the same calls. So all ops of the first rank are timed, and
+of the others only calls that no earlier rank makes, as with uneven shards, each after the ops that
+compute its inputs. That divides the time by about the number of ranks, and is more accurate: a rank
+does not find other ranks' tensors in its caches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a rank's actions take while it trains: a stamp of the clock after each, medians at the end.
+"""The times of a rank's actions while it trains: a time stamp after each, medians at the end.
 
-Stamps and the row of a step take 0.5 us an action, an action with its op seldom less than 25.
+Stamps and the row of a step take 0.5 us per action, an action with its op seldom less than 25.
 """
 
 from __future__ import annotations

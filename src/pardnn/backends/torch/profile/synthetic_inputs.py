@@ -1,9 +1,9 @@
 """Synthetic inputs of a call: right shapes, dtypes and strides, and values that it accepts.
 
-Floats lie in [0.5, 1): no op meets a logarithm of zero, a probability above one, or, after dozens
-of in-place repetitions, a denormal number, each of which would change the time. Integers are
-random where it is known what they index, because random rows cost more than one row; elsewhere
-they are zero, which is a valid index of anything.
+Floats are in [0.5, 1): no op gets a logarithm of zero, a probability above one, or, after dozens of
+in-place repetitions, a denormal number, each of which would change the time. Integers are random if
+it is known what they index, because random rows cost more than a single one; otherwise they are
+zero, which is a valid index of anything.
 """
 
 from __future__ import annotations

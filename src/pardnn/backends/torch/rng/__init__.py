@@ -1,1 +1,1 @@
-"""Random generators, moved past the draws of other ranks: the numbers are those of one device."""
+"""Random generators, advanced past draws of other ranks: the numbers are those of one device."""

@@ -1,8 +1,8 @@
-"""Moving a generator past random calls that are not run, and measuring how far a call moves it.
+"""Advancing a generator past random calls that are not run, and measuring how far a call moves it.
 
-How far a call moves a generator depends on the op, on the number of elements and on how the
-library was built (with MKL, `bernoulli_` draws one seed for the whole tensor), so it is measured
-by running the call once, never derived.
+How far a call moves a generator depends on the op, on the number of elements and on how the library
+was built (with MKL, `bernoulli_` draws one seed for the whole tensor), so it is measured by running
+the call once, and never derived.
 
 Two things make up the state of PyTorch's CPU generator: the position of its Mersenne twister
 (`mt19937.py`) and, because Box-Muller makes normal samples in pairs, at times a spare one, which

@@ -1,4 +1,4 @@
-"""Moving a Mersenne twister (MT19937) without drawing, and measuring how far it has moved.
+"""Advancing a Mersenne twister (MT19937) without drawing, and measuring how far it has moved.
 
 PyTorch's CPU generator is an MT19937: 624 words of 32 bits, renewed as a block ("twist"), and a
 position in the block. Every draw is a linear function over GF(2) of the state, so the state n

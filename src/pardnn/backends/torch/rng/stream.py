@@ -1,18 +1,18 @@
 """One rank's random ops of a step, with the numbers that one device would draw.
 
-Problem: a rank runs some of the random ops of a step, and each must draw the numbers that it draws
-where all of them run on one device.
+Problem: a rank runs some of the random ops of a step, and each must draw the same numbers as if all
+of them ran on one device.
 
-Idea: before each of its ops, the rank moves its generator past the draws of all ops that come
-before it in the order of the unplaced step. How far each moves a generator is measured
-(`generator.measure`), and successive skips are joined into one.
+Idea: before each of its ops, the rank moves its generator past the draws of all earlier ops of the
+unplaced step. How far each moves a generator is measured (`generator.measure`), and successive
+skips are joined into one.
 
-A plan may run the ops of independent branches in another order than the step. So the walk keeps
-the state of the generator at each own op that it passes before the plan runs it, and where it was
-when it turned back to one.
+A plan may run the ops of independent branches in another order than the step. So the rank keeps the
+state of the generator at each of its ops that it passes before the plan runs it, and the position
+from which it turned back to one.
 
-Complexity: O(random ops) a step; what others draw is passed once, and what is drawn early or late
-by this rank once more.
+Complexity: O(random ops) per step; draws of other ranks are passed once, and those that this rank
+makes early or late once more.
 """
 
 from __future__ import annotations

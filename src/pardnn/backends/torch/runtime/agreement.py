@@ -1,10 +1,10 @@
-"""Agreement: all ranks run the same one of several captured graphs, in the same step.
+"""Agreement: all ranks run the same one of several captured graphs in each step.
 
-Problem: each rank chooses a graph by the values that it sees, without a word to the others. A rank
-that sees another value would send and receive the messages of another graph. Idea: in every step
-each rank tells its right neighbour which graph it runs, ahead of its other messages, and compares
-what its left neighbour said before the step ends. If all neighbours agree, all ranks do. A rank
-that is stuck or fails meanwhile looks there first.
+Problem: each rank chooses a graph by the values that it sees, without asking the others. A rank
+that sees another value would send and receive the messages of another graph.
+Idea: in every step each rank tells its right neighbour which graph it runs, ahead of its other
+messages, and before the step ends compares that with what its left neighbour said. If all
+neighbours agree, all ranks do. A rank that is stuck or fails in the meantime looks there first.
 
 Cost: two messages of 16 bytes a step, about 40 us over Unix sockets.
 """

@@ -1,4 +1,4 @@
-"""What a step only tells, told after each step: prints, log records, and checks that raise."""
+"""Effects of a step, carried out after it: prints, log records, and checks that raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank says when it fails, or when another one asks what it is doing."""
+"""What a rank reports when it fails, or when another one asks what it is doing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a step puts into its user's objects: each rank puts it into its own after each step.
+"""What a step puts into the user's objects: each rank puts it into its own after each step.
 
-Lists and dictionaries are filled with what `capture.numbers.containers` notes, and values assigned
-as `capture.assigned` notes them: [place, content, whether later steps read the place], which is
-"same" of a value that they read and with which they do the same. A content is as
-`effects.value_of` has it, or
+Lists and dictionaries are filled with what `capture.numbers.containers` records, and values
+assigned as `capture.assigned` records them: [place, content, whether later steps read the place];
+the last is "same" if they read the value but do the same with it. A content has the form of
+`effects.value_of`, or
 
     {"place": place}                           what a place held before the step
     {"same": place}                            what the step assigns to another place, too
@@ -14,8 +14,8 @@ as `capture.assigned` notes them: [place, content, whether later steps read the 
     {"deque": [maxlen, [content, ...]]}        and "list", "tuple", "size", "set", "frozenset"
     {"dict": [[content, content], ...]}        and "ordered", "counter"
 
-A place is a reference as in `user_step.places`; where it stands for a class,
-it holds the class, an object of it, or the user's module that has it.
+A place is a reference as in `user_step.places`; one that stands for a class holds the class, an
+object of it, or the user's module that has it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers, conditions and settings that a graph takes for granted, compared at every call."""
+"""The numbers, conditions and settings on which a graph relies, compared at every call."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Memory limits that the operating system or the device's allocator enforces.
 
-On CPU, `RLIMIT_DATA` counts private writable memory. The limit is set on top of what the process
-holds once everything is imported and connected, plus an allowance for what is not tensors. Freed
-tensors have to go back to the system for that (`ops.host_allocator`). On CUDA the caching allocator
-has a limit per process.
+On CPUs, `RLIMIT_DATA` counts private writable memory. The limit is added to what the process holds
+once everything is imported and connected, plus an allowance for memory other than tensors. This
+requires that freed tensors go back to the system (`ops.host_allocator`). On CUDA the caching
+allocator has a limit per process.
 """
 
 from __future__ import annotations

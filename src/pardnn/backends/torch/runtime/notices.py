@@ -1,4 +1,4 @@
-"""What a user is told when a step is captured anew: one line, by the logger "pardnn"."""
+"""The notice when a step is captured again: one line, by the logger "pardnn"."""
 
 from __future__ import annotations
 

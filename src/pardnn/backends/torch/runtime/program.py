@@ -1,4 +1,4 @@
-"""The program: what every rank derives, alike, from graph and plan."""
+"""The program: what every rank derives in the same way from graph and plan."""
 
 from __future__ import annotations
 

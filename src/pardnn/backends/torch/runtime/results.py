@@ -2,8 +2,8 @@
 
 An eager step that writes into its batch (`h.copy_(new.detach())` of truncated backpropagation
 through time) changes the caller's tensor. Here the rank that runs the write works on the storage of
-its caller's tensor, and after the step sends it to the others. They receive it in place where the
-strides are equal, so all ranks go on with the same values.
+its caller's tensor, and after the step sends it to the others. They receive it in place if the
+strides are equal, so all ranks continue with the same values.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Problem: a step over several ranks is one step of one model on one global batch. A rank with another
 seed, or with its own part of the data, trains a mixture that no single device would, and no shape
-shows it. Idea: ranks compare checksums, CRC-32 of each tensor's bytes; that finds accidents, not
-attacks.
+shows it.
+Idea: ranks compare checksums, the CRC-32 of each tensor's bytes; this finds accidents, not attacks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numbers that a state starts from, `torch.full_like(p, group["lr"])`: frozen in the graph.
+"""Initial numbers of states, as in `torch.full_like(p, group["lr"])`: frozen in the graph.
 
-A graph holds the number that fills a state, not where it came from. So a setting of an optimizer
-that had this number at capture must still have it at the first call.
+A graph contains the number that fills a state, but not its origin. So an optimizer setting that had
+this number at capture must still have it at the first call.
 """
 
 from __future__ import annotations

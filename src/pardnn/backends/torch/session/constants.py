@@ -1,10 +1,11 @@
-"""Tensors that a graph has as constants: whether they still hold what they held at capture.
+"""Tensors that are constants of a graph: whether their content is still that of capture.
 
-Where no placeholder can be put (an attribute of a class, a set, a bound method `f = t.mul`), the
-step computes with the real tensor, and the graph with its content; so it does with a flag in a
-buffer that it branches on (`choices.flags`). `t.mul_(0.9)` between two calls changes no object
-that the guards compare, and another step may move a flag to another rank. Rank 0 alone has traced
-the step and knows the tensor, so several ranks cannot capture again together: it is refused there.
+If no placeholder can be put in place of a tensor (an attribute of a class, a set, a bound method `f
+= t.mul`), the step computes with the real tensor, and the graph contains its content; the same is
+true of a flag in a buffer that the step branches on (`choices.flags`). `t.mul_(0.9)` between two
+calls changes no object that the guards compare, and another step may move a flag to another rank.
+Only rank 0 has traced the step and knows the tensor, so several ranks cannot capture again
+together: there a change is refused.
 """
 
 from __future__ import annotations

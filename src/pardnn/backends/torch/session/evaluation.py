@@ -1,8 +1,8 @@
-"""Evaluation: a function of a step's models, forward alone, on the state where the step keeps it.
+"""Evaluation: a forward-only function of a step's models, on the state where the step keeps it.
 
-It is captured and planned as a step is, once per shape, but need not train nor return a loss. Its
-graph shares parameters and buffers with the step's; what is on the devices besides, optimizer
-states above all, counts against their memory.
+It is captured and planned like a step, once per shape, but need not train or return a loss. Its
+graph shares parameters and buffers with the step's; everything else on the devices, above all
+optimizer states, counts against their memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The live state: where the ranks keep each tensor of the user's program, from graph to graph.
 
-Problem: a step that is captured again reads the same parameters and states, but the user's objects
-hold shards of them by now, or nothing. Idea: a table by tensor object says what each is a shard of.
-Capture asks it for whole shapes; a new graph finds its values by it, whatever it calls them; and a
-tensor that a graph does not read stays where it is.
+Problem: a step that is captured again reads the same parameters and states, but by now the user's
+objects hold shards of them, or nothing.
+Idea: a table by tensor object says what each is a shard of. Capture reads whole shapes from it; a
+new graph finds its values in it, whatever their names; and a tensor that a graph does not read
+stays where it is.
 
-A tensor that is kept elsewhere under the next plan is moved: its owners broadcast it. Under a plan
-that keeps the layout none is.
+A tensor that the next plan keeps elsewhere is moved: its owners broadcast it. A plan that keeps the
+layout moves none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Parameters that are made where there were none with data: deferred models, the meta device.
+"""Parameters created in place of those without data: deferred models, the meta device.
 
-Another object takes the place of each, and what users' objects and sources know by the old one has
-to follow: state of optimizers, which has the parameter as its key, and gradients.
+Another object replaces each of them, and everything in users' objects and sources that refers to
+the old one has to follow: optimizer state, which has the parameter as its key, and gradients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A new variant: captured and planned by rank 0, taken over by all ranks.
+"""A new variant: captured and planned by rank 0, adopted by all ranks.
 
-Nothing of the user's changes before all ranks are ready: where capture or planning fails, all ranks
-raise the same error and go on with the variants that they have.
+No object of the user changes before all ranks are ready: if capture or planning fails, all ranks
+raise the same error and continue with the variants that they have.
 """
 
 from __future__ import annotations

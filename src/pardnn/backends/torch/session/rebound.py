@@ -1,15 +1,15 @@
-"""Tensors of the state that are given other data between two calls: `p.data = x`, `p.set_(x)`.
+"""State tensors that get other data between two calls: `p.data = x`, `p.set_(x)`.
 
 Problem: the executor works on the memory that a parameter had when the graph took it over, and an
-assignment to `data` leaves that memory for other. Nothing of the parameter's own tells: its object,
-its version and its hooks stay. Idea: each rank compares addresses and layouts of what it keeps at
-every call, by the words of memory that they are in; `p.data = p.data.t()` changes the layout alone.
-Data of the same shape, type and strides
-takes the place of the old; where a parameter is cut, so does the whole, of which the rank copies
-its shard. Else the tensor is taken as at the start, and the step captured again; a rank that holds
-only a share refuses that.
+assignment to `data` moves the parameter to other memory. Nothing else of the parameter shows this:
+its object, its version and its hooks stay.
+Idea: each rank compares addresses and layouts of its tensors at every call, by the words of memory
+that hold them; `p.data = p.data.t()` changes only the layout. Data of the same shape, type and
+strides replaces the old; for a cut parameter, so does a whole tensor, of which the rank copies its
+shard. Otherwise the tensor is taken as at the start, and the step captured again; a rank that holds
+only a shard refuses that.
 
-Complexity: O(tensors that a rank keeps) a call, in C.
+Complexity: O(tensors that a rank keeps) per call, in C.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Variants: the captured graphs of one step, each for the Python values that it holds for.
+"""Variants: the captured graphs of one step, each for the Python values that it was captured with.
 
-Problem: a graph is one path through the user's Python, and what decides the path may change between
-calls. Idea: keep the graphs captured so far, with what each holds for. A call takes the one that
-holds now; where none does, the step is captured and planned again, with the state where it is. All
-ranks see the same values, so they take the same one silently, and check that they did
-(`agreement.py`); a new capture they begin together.
+Problem: a graph is one path through the user's Python, and the values that decide the path may
+change between calls.
+Idea: keep the graphs captured so far, with their guards. A call takes the graph whose guards hold;
+if there is none, the step is captured and planned again, with the state where it is. All ranks see
+the same values, so they choose the same graph without messages, and check that they did
+(`agreement.py`); a new capture begins on all ranks together.
 
-Complexity: a call compares O(values guarded) with the variant that ran last; a switch with each one
-in turn, the shapes of the batch first.
+Complexity: a call compares O(guarded values) with the variant that ran last; a switch compares with
+each one in turn, shapes of the batch first.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Tensors in place of those that other ranks keep: they read as NaN and refuse writes by name.
+"""Tensors in place of those that other ranks keep: they read as NaN, and refuse writes by name.
 
-Problem: of what a rank does not keep, the user's object has the shape and one element. torch
-refuses most writes in place to that, in words about memory and without a name. It carries out
-others, after which the object reads as a number (`zero_`), or memory of others is overwritten
-(`dist.broadcast`). A tensor of the user's own that takes it over (`ema.lerp_(p)`) is NaN from then
-on. Idea: the object gets a class of its own, whose `__torch_function__` calls what it is asked to
-call and says what torch could not, and a storage that gives out no address to write to. Views have
-that class, too. Code that looks, computes a new tensor or replaces the data (`p.data = x`) works as
-ever, and so does code that fills: there is nothing to fill here.
+Problem: for a tensor that a rank does not keep, the user's object has the shape and one element.
+torch refuses most in-place writes to it, with a message about memory and without a name. It carries
+out others, after which the object reads as a number (`zero_`), or foreign memory is overwritten
+(`dist.broadcast`). A user's tensor that is updated with it (`ema.lerp_(p)`) is NaN from then on.
+Idea: the object gets a special class, whose `__torch_function__` makes the requested call and
+raises a clear error where torch cannot, and a storage that gives out no address to write to. Views
+have this class, too. Code that reads, computes a new tensor or replaces the data (`p.data = x`)
+works as usual, and so does code that fills, since there is nothing to fill here.
 
-Complexity: some microseconds more for each function and getter of such a tensor; none for others.
+Complexity: a few microseconds more for each function and getter of such a tensor; none for others.
 """
 
 from __future__ import annotations

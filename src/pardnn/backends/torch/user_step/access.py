@@ -1,9 +1,10 @@
 """Access to models and optimizers whose state is spread over ranks.
 
-Problem: between steps an object of the user's holds only this rank's share: the rest of a placed
-model reads as NaN, a parameter that is cut has the shape of its shard. `torch.save(
-model.state_dict())` would lose the model, and `model(x)` return NaN, silently. Idea: hooks on
-each module and optimizer that is spread refuse both, and loading, by name.
+Problem: between steps a user's object holds only this rank's share: the rest of a placed model
+reads as NaN, and a cut parameter has the shape of its shard. `torch.save(model.state_dict())` would
+silently lose the model, and `model(x)` return NaN.
+Idea: hooks on each module and optimizer that is spread over ranks refuse both, and loading, by
+name.
 """
 
 from __future__ import annotations

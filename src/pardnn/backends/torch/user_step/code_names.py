@@ -1,4 +1,4 @@
-"""What code names, and whose it is."""
+"""The names in code, and whose code it is."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Whether any of many dictionaries was changed, by the version tags of CPython 3.11.
+"""Whether any of many dictionaries has changed, by the version tags of CPython 3.11.
 
-Problem: a step's guards hold some 1,500 dictionaries, and comparing what is in them misses the
-cache with every key, every value and every table. Idea: CPython 3.11 numbers the changes of all
-dictionaries, and each one keeps the number of its last (PEP 509, `ma_version_tag`); TorchDynamo's
-guards rest on it, too. A dictionary whose tag is the same is the same, item by item.
+Problem: a step's guards have some 1,500 dictionaries, and comparing their items misses the cache
+with every key, every value and every table.
+Idea: CPython 3.11 numbers the changes of all dictionaries, and each keeps the number of its last
+change (PEP 509, `ma_version_tag`); TorchDynamo's guards rely on it, too. A dictionary with the same
+tag is the same, item by item.
 
-`torch._C._dynamo.guards.dict_version` reads one tag a call, and 1,500 calls take half of what
-comparing takes. NumPy reads all of them at once, from where they lie: one line of memory each. So
-this file knows one offset of one version of CPython, and looks at import whether it holds. 3.13
-writes attributes past the tag and 3.14 has none: elsewhere than on 3.11 nothing is known to be the
-same, and all is compared.
+`torch._C._dynamo.guards.dict_version` reads one tag per call, and 1,500 calls take half the time of
+comparing. NumPy reads all of them at once from memory, one line each. So this file depends on one
+offset of one version of CPython, and checks it at import. 3.13 writes attributes without changing
+the tag, and 3.14 has none: on versions other than 3.11 everything is compared.
 
-In the same look are the words by which other objects hold what is guarded: an object its class, a
-cell its content, a function its code and defaults, a list its items. Such a word says that an
-object is still there only while that object is kept alive: what is let go of may make place for
-another at its address.
+The same look reads the words by which other objects hold guarded values: an object its class, a
+cell its content, a function its code and defaults, a list its items. Such a word only shows that an
+object is still the same while that object is kept alive: once it is freed, another may be at its
+address.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Numbers that objects of a step hold and the step itself changes: counters, rates, sums.
+"""Numbers held by objects of a step that the step itself changes: counters, rates, sums.
 
 `trainer.calls += 1`, `state["step"] += 1`, `self.tau *= 0.99`: the number is read at each call, and
-what the step makes of it goes back after the step. It is found by its name, the path to it, on
-every rank alike; the name of optimizer state holds the parameter's name. By such names optimizer
-states and gradients are found, too, that no call has made yet.
+its new value is written back after the step. It is found by its name, the path to it, which is the
+same on every rank; the name of optimizer state contains the parameter's name. By such names,
+optimizer states and gradients that no call has made yet are found, too.
 
-Classes and modules of the user's hold numbers, too (`Model.tau`, `settings.weight`). No walk of a
-step's objects enters them, as a step may not change them; what changes between two calls is found
-here, by names of its own.
+The user's classes and modules hold numbers, too (`Model.tau`, `settings.weight`). The walk of a
+step's objects does not enter them, as a step may not change them; changes between two calls are
+found here, under separate names.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The object graph of a step: all that its arguments, closure, `self` and globals refer to.
+"""The object graph of a step: everything its arguments, closure, `self` and globals refer to.
 
 A depth-first walk in a fixed order over containers, modules, optimizers and the user's own
 objects. It finds where each tensor and number is held (a `Slot`), so that capture can put a
 placeholder there and a rank its shard, and it copies what every container held, so that
 `capture.restore` can restore it.
 
-Functions of libraries are entered for their closures only, functions of the user also for the
+Functions of libraries are entered only for their closures, functions of the user also for the
 globals that they name. O(objects reached).
 """
 

@@ -1,8 +1,8 @@
-"""References to the places of a step's objects: the same on every rank, and for every slot its own.
+"""References to the places of a step's objects: the same on every rank, and unique for each slot.
 
-The dotted names of `object_graph` may stand for two places: of an argument `x` and of an attribute
-`x` of the object whose method the step is. A reference is the name of an argument, or the path to a
-holder and a key in it, which is None for a variable of a closure or a global.
+The dotted names of `object_graph` may stand for two places: an argument `x`, and an attribute `x`
+of the object whose method the step is. A reference is the name of an argument, or the path to a
+holder and a key in it, which is None for a closure variable or a global.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What values refer to beside their attributes and items: weak references, members, keys, and ops.
+"""What values refer to besides attributes and items: weak references, members, keys, and ops.
 
-A callback in a set, a module that is a key, an object behind a weak reference: what they hold
-decides a step as anything else does. So do the functions of a `torch.library.custom_op` that run
-while a step is traced, of which code has only the name; its kernel runs in each step. Functions,
-partial ones and callable objects given to a `torch.library.Library` are held by torch's C++ alone,
-which tells nobody: they are those with a reference more than Python's objects account for. That
-others were given is seen by a text of torch's, which counts them, and by the numbers of libraries.
+A callback in a set, a module that is a key, an object behind a weak reference: a step may depend on
+their content like on anything else. The same is true of the functions of a
+`torch.library.custom_op` that run while a step is traced, which code refers to only by name; its
+kernel runs in each step. Functions, partial functions and callable objects given to a
+`torch.library.Library` are held only by torch's C++ code, which does not list them: they are those
+with one more reference than Python's objects account for. A text of torch's that counts them, and
+the numbers of libraries, show when others were given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where a step tells things: open files, csv writers, progress bars, writers of experiments.
+"""Sinks of a step: open files, csv writers, progress bars, experiment writers.
 
-A sink is an object of a library, or an open file, that only takes what it is given: it holds no
-tensor that a step could compute with, and no module does hold it. Capture notes the calls that a
-step makes of it, and each rank makes them after each step.
+A sink is an object of a library, or an open file, that only receives data: it holds no tensor that
+a step could compute with, and no module holds it. Capture records the calls that a step makes on
+it, and each rank makes them after each step.
 
-Files, data bases and queues are never anything else: what they give lies where no guard looks, and
+Files, databases and queues may only be used as sinks: what is read from them is not guarded, and
 would be frozen in the graph.
 """
 

@@ -1,4 +1,4 @@
-"""The places that hold a step's tensors and numbers, where others can be put.
+"""The places that hold a step's tensors and numbers, where others can be put instead.
 
 An item of a container, an attribute, a closure cell, a global, or a part of a tuple in one of them.
 """

@@ -1,20 +1,21 @@
-"""Whether any of many tensors got other data, another layout or another gradient, by their memory.
+"""Whether any of many tensors has new data, another layout or another gradient, by their memory.
 
-Problem: torch's getters read one property of one tensor, and a call has 300 tensors to look at, of
-which almost never one has changed. Idea: compare the words of memory that these properties are in
-with those of the last look; only if any differs, the getters are asked.
+Problem: torch's getters read one property of one tensor, and a call has 300 tensors to check, of
+which almost never one has changed.
+Idea: compare the words of memory that hold these properties with those of the last look; the
+getters are called only if any differs.
 
-What lies where is C++'s, and no version of torch promises it. So nothing is taken for granted: the
-places are found at import, each by a value that torch tells (`_cdata` of a tensor, of its storage
-and its gradient, odd sizes and strides, the key set), read through `/proc/self/mem`, which fails
-where a pointer would crash. A tensor is read only if its C++ class is that of the tensors that were
-tried. Where any of this fails, nothing is known, and the getters are asked as always.
+These places are internal to torch's C++ code, and no version guarantees them. So nothing is
+assumed: the places are found at import, each by a value that torch reports (`_cdata` of a tensor,
+of its storage and its gradient, odd sizes and strides, the key set), read through `/proc/self/mem`,
+which fails where a pointer would crash. A tensor is read only if its C++ class is that of the
+tensors that were tried. If any of this fails, the getters are always called.
 
-A word is read only where an object that is alive holds it: those of the Python objects first, which
-the caller holds; those of their tensors if they still are the same tensors; those of storages and
-autograd's data if the tensors still point there.
+A word is read only in memory of an object that is alive: first those of the Python objects, which
+the caller keeps; then those of their tensors, if they are still the same tensors; then those of
+storages and autograd's data, if the tensors still point there.
 
-Complexity: O(tensors) a look, at most five lines of memory each.
+Complexity: O(tensors) per look, at most five lines of memory each.
 """
 
 from __future__ import annotations

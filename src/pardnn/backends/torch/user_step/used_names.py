@@ -1,9 +1,9 @@
 """Names that a step's code may use: attributes, globals and keys, found without running it.
 
 Problem: a guard on every value that a step can reach would fail on values that the step never
-reads. Idea: a call graph by names alone, as in rapid type analysis. Code that may run is the step's
-own, every function that it can reach as a value, and every method of a class of a reachable object
-whose name such code mentions; `forward` and the special methods need no mention. The result is a
+reads. Idea: a call graph by names alone, as in rapid type analysis. Code that may run is the step
+itself, every function that it can reach as a value, and every method of a class of a reachable
+object that such code names; `forward` and the special methods need not be named. The result is a
 superset of the code that runs, equal on all ranks, and takes milliseconds. An attribute whose name
 is not in it cannot have been read by name.
 

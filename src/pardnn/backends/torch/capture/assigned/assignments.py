@@ -1,17 +1,17 @@
-"""What the steps of a capture assign: put back after the first trace, and told after each step.
+"""What the steps of a capture assign: restored after the first trace, and applied after each step.
 
-Problem: what the first trace assigns is there before the second one, which becomes the graph. The
-assignment would never arrive in the user's object, and later steps would go the old way.
+Problem: the second trace, which becomes the graph, would already find what the first one assigns.
+The assignment would never reach the user's object, and later steps would take the old path.
 
-Idea: the values are put back after the first trace, so that the next one assigns them again. They
-are told after each step. A graph holds for what a place held when it was captured, and the guards
-of the next call see the new value; unless the step never reads the place, which another trace
-shows: it begins with what a step has left there, and must be the same. So may a step that reads a
-plain value there: it does the same with the new one, as `if self.kind is None: self.kind = "a"`,
-and the graph holds for both.
+Idea: the old values are restored after the first trace, so that the next one makes the assignments
+again. Ranks make them after each step. A graph holds for what a place held at capture, and the
+guards of the next call see the new value, unless the step never reads the place. Another trace
+shows this: it begins with what a step has left there, and must be the same. It may also be the same
+although the step reads a plain value there, as in `if self.kind is None: self.kind = "a"`; then the
+graph holds for both values.
 
-Complexity: two more traces where a step leaves plain values, fresh objects or tensors, one more for
-each of the latter where that is read.
+Complexity: two more traces if a step leaves plain values, fresh objects or tensors, and one more
+for each of the latter that is read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Contents: what a step leaves in a place, as data from which every rank makes its own.
 
-A content is as `runtime.assigned_places` reads it, with a `Leaf` for each tensor and number that
-only a run knows. What a place held before the step is told by the name of that place: a batch
-tensor, a parameter, a module, an object of the user's. All else is made anew: containers, data
-classes and plain objects, by a place that holds their class or another object of it.
+A content has the form that `runtime.filled_containers` reads, with a `Leaf` for each tensor and
+number that only a run knows. An object that some place held before the step (a batch tensor, a
+parameter, a module, a user's object) is given by the name of that place. Everything else is made
+anew: containers, data classes, and plain objects, by a place that holds their class or another
+object of it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Places:
         return of
 
     def is_copied(self, tensor: torch.Tensor) -> bool:
-        """Whether a copy of a tensor stands for it: no later step changes what it shows."""
+        """Whether a tensor is left as a copy, because no later step changes its content."""
         if isinstance(tensor, torch.nn.Parameter) or not self._tracer.aliases.knows(tensor):
             return False
         storage = self._tracer.aliases.fresh_value(tensor).storage

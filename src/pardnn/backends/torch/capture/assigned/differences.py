@@ -1,11 +1,11 @@
-"""What a step leaves in its objects: each place that holds something else after it.
+"""What a step leaves in its objects: the places that hold something else after it.
 
-Problem: an eager step's `self.metrics = {"loss": loss.item()}`, `self.hidden = h`, `del self.cache`
-are there for all that follows; a trace's are gone with it.
+Problem: effects of an eager step such as `self.metrics = {"loss": loss.item()}`, `self.hidden = h`
+or `del self.cache` last; those of a trace are undone with it.
 
 Idea: the object graph before the step is compared with what its places hold afterwards, by
-identity. What is a source of the graph, a number that it counts, or a container that it only fills
-is followed elsewhere. The rest is noted as data.
+identity. Sources of the graph, numbers that it counts, and containers that it only fills are
+followed elsewhere. The rest is recorded as data.
 
 Complexity: O(objects of the step).
 """

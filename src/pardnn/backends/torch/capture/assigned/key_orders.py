@@ -1,8 +1,9 @@
-"""The order of keys and attributes that a step leaves, told after each step.
+"""The order of keys and attributes that a step leaves, restored after each step.
 
-Problem: numbers, texts and tensors that a step puts under new keys arrive by different ways, and
-`d["a"] = d.pop("a")` moves a key without any value. Idea: where the first step leaves keys in
-another order than before, all later ones put them in that order. Attributes have an order, too.
+Problem: numbers, texts and tensors that a step puts under new keys are written in different ways,
+in any order, and `d["a"] = d.pop("a")` moves a key without changing a value. Idea: if the first
+step leaves keys in another order than before, all later ones put them in that order. Attributes
+have an order, too.
 
 Complexity: O(keys of the dictionaries that the step reaches).
 """

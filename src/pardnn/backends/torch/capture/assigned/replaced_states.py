@@ -1,11 +1,11 @@
-"""State of optimizers in dictionaries that a step has replaced by others.
+"""Optimizer state in dictionaries that a step has replaced by others.
 
 Problem: `optimizer.state.clear()`, `optimizer.state.pop(p)` and `optimizer.state = {}` drop the
-dictionaries in which capture has put placeholders, and the optimizer makes new ones: what is held
-in the old ones has not changed, so the step would train on with the state that it has dropped.
+dictionaries in which capture has put placeholders, and the optimizer makes new ones. The old ones
+have not changed, so the step would continue to train with the state that it has dropped.
 
-Idea: look again where the path to each state leads after the step. What is found there is what the
-state becomes; the ranks write it to where the state was.
+Idea: follow the path to each state again after the step. The tensor found there is the new state;
+ranks write it to where the state was.
 
 Complexity: O(objects that the step reaches).
 """

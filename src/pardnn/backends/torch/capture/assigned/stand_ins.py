@@ -1,8 +1,9 @@
 """Stand-ins for what a step has left: any use of one shows that the next step reads it.
 
-What a step leaves differs from step to step, and no later trace could tell an old number from a
-constant. So a later trace finds an object of the same type in its place, of which every use ends
-the trace. As with `numbers.containers`, which notes what such an object is filled with.
+What a step leaves differs from step to step, and a later trace could not tell an old number from a
+constant. So a later trace finds an object of the same type in its place, and any use of this object
+ends the trace. `numbers.containers` works in the same way, and notes what is put into such an
+object.
 """
 
 from __future__ import annotations

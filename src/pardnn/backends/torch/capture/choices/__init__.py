@@ -1,1 +1,1 @@
-"""Code of a step that runs or not by data: where it ends, and what it leaves."""
+"""Code of a step that runs depending on data: where it ends, and what it leaves."""

@@ -1,18 +1,18 @@
-"""Where an `if` of the user's code leads: the lines that its condition decides over.
+"""The code that the condition of an `if` in the user's code controls.
 
-Problem: Python asks for the truth of a tensor, and nothing tells which code depends on the answer.
+Problem: Python asks for the truth of a tensor, and does not say which code depends on the answer.
 
 Idea: the instruction that asks has a position in the source, and so has the `if` statement around
-it. One of its two ways does nothing:
+it. One of its two branches does nothing:
 
     if torch.isfinite(loss):          the body is what the condition decides over
         optimizer.step()
     if loss.isnan() or loss.isinf():  all that follows in the function, or in the loop
         return loss
 
-Or both do something, and are run one after the other.
+Or both branches do something, and run one after the other.
 
-Complexity: one parse of the file for each function with an `if` that is asked.
+Complexity: one parse of the file for each function with such an `if`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 class Region(NamedTuple):
-    """The code that a condition decides over.
+    """The code that a condition controls.
 
     Attributes:
         test: Begin and end of the condition.

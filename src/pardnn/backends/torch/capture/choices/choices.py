@@ -1,18 +1,18 @@
-"""Code that runs or not by data: `if torch.isfinite(loss): optimizer.step()`.
+"""Code that runs depending on data: `if torch.isfinite(loss): optimizer.step()`.
 
-Problem: one graph must hold for every step, whichever way such a step takes.
+Problem: one graph must serve every step, whichever branch it takes.
 
-Idea: the code always runs, and what it writes in place is undone where the condition says that it
-does not: `undoing`, as for `GradScaler`. What it prints, logs and collects is told only where it
-says yes, and a number that it counts is chosen between its two values. That is the eager step bit
+Idea: the code always runs, and if the condition is false, its in-place writes are undone:
+`undoing`, as for `GradScaler`. Prints, logs and appended values take effect only if the condition
+is true, and a number that it counts is selected from its two values. This equals the eager step bit
 by bit if the code leaves nothing else behind: no other tensor that is used, no other Python value,
-no random number. All of it is looked at, and the rest is refused by name; tensors that are bound
-again are chosen, too (`chosen_tensors`). Such code may hold conditions of its own.
+no random number. All of this is checked, and anything else is refused by name; rebound tensors are
+selected, too (`chosen_tensors`). Such code may contain further conditions.
 
-Where the code ends is seen by Python's tracing of lines, in the frame that asked and only
-meanwhile: what follows it may count and print, too. Where an `else` does something, the frame goes
-there then, as a debugger may let it, and the same happens under the contrary condition. Local
-variables get the number of the way that is taken.
+Python's line tracing shows where the code ends, in the frame that asked and only until then: the
+code after it may count and print, too. If there is an `else` that does something, the frame jumps
+there next, as under a debugger, and the same happens under the negated condition. Local variables
+get the value of the branch that is taken.
 
 Complexity: the time of the code in every step, and a copy of what it writes.
 """

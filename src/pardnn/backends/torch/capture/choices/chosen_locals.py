@@ -1,4 +1,4 @@
-"""Local variables that code leaves which runs by data, see `choices`."""
+"""Local variables set by code that runs depending on data, see `choices`."""
 
 from __future__ import annotations
 

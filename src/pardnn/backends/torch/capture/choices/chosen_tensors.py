@@ -1,15 +1,15 @@
-"""Tensors that code binds again under a condition on data: `if loss < best: best = loss.detach()`.
+"""Tensors rebound under a condition on data: `if loss < best: best = loss.detach()`.
 
-Problem: after such code a name or an attribute stands for one of two tensors, and which one only a
-run knows.
+Problem: after such code a name or an attribute stands for one of two tensors, and only a run knows
+which.
 
-Idea: it stands for a third, `torch.where(skips, old, new)`, which has the bits of the one that is
-chosen. That is the eager step as long as nobody can tell the copy from the original: neither may be
-written afterwards while the copy is read, and the copy only if the originals are done with. A
-gradient through both would add zeros of the way that is not taken, which are NaN times infinity at
-worst, so tensors that require one are refused.
+Idea: it becomes a third tensor, `torch.where(skips, old, new)`, which has the bits of the chosen
+one. This equals the eager step as long as nothing can tell the copy from the original: the
+originals may not be written afterwards while the copy is still read, and the copy may be written
+only if the originals are no longer used. The backward pass would add zeros from the branch not
+taken, which are NaN if its derivative is infinite, so tensors that require a gradient are refused.
 
-Complexity: one selection a tensor, and a look at the calls behind it.
+Complexity: one selection per tensor, and a look at the calls after it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Flags in buffers: tensors of one element by which a step goes one of two ways.
+"""Flags in buffers: tensors of one element on which a step branches.
 
 Problem: `if self.initialized: return` in a layer that prepares itself at its first step, as the
-codebooks of VectorQuantize and ActNorm do. The flag is a buffer, so that checkpoints have it, and
-what it decides over cannot be run and undone: it draws random numbers.
+codebooks of VectorQuantize and ActNorm do. The flag is a buffer so that checkpoints contain it, and
+the code that it controls cannot be run and undone, because it draws random numbers.
 
-Idea: where nothing else lets the step be followed, a flag that it does not write is taken for what
-it holds: no source of the graph, which stays with every rank, and is compared at each call as other
-constants are (`session.constants`).
+Idea: if the step cannot be followed otherwise, a flag that it does not write is treated as a
+constant: it is not a source of the graph, stays with every rank, and is compared at each call like
+other constants (`session.constants`).
 
-Complexity: one more capture of a step that is refused otherwise; none of any other.
+Complexity: one more capture of steps that would otherwise be refused; none of other steps.
 """
 
 from __future__ import annotations

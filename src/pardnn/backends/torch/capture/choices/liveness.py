@@ -1,10 +1,10 @@
-"""Which local names are read after a statement, before they get another value.
+"""Local names that are read after a statement before they are assigned again.
 
-Problem: code that runs by data binds names, and a name that nobody reads afterwards needs no value
-for both ways.
+Problem: code that runs depending on data binds names, and a name that is not read afterwards needs
+no value for both branches.
 
-Idea: live variables of a function's tree, backwards over its statements. Names that an inner
-function reads, or that `locals()` shows, are always live; a `try` forgets no name.
+Idea: live-variable analysis of a function's tree, backwards over its statements. Names that an
+inner function reads, or that `locals()` shows, are always live; a `try` kills no name.
 
 Complexity: O(statements x depth of loops).
 """

@@ -1,9 +1,9 @@
-"""Functions with one way out: the form in which a condition on data decides over whole statements.
+"""Functions with a single exit, in which conditions on data control whole statements.
 
-Problem: `choices` follows an `if` on data as far as code below it is run or not, and what it binds
-is chosen. A `return` below it, a ternary and an `if` that ends its function are none of that.
+Problem: `choices` handles an `if` on data whose body runs or not, and selects what it binds. A
+`return` in the body, a ternary, and an `if` that ends its function do not have this form.
 
-Idea: the same function in another form, run in its place while the step is traced:
+Idea: rewrite the function into an equivalent one, which runs in its place while the step is traced:
 
     for view in views:                  returned = ended = 0
         if likeness(view) < delta:      for item in views:
@@ -21,11 +21,10 @@ Idea: the same function in another form, run in its place while the step is trac
                                         else: chosen = 1.0
                                         scale = chosen
 
-A condition that comes out alike in more than one way, `a or b`, becomes ternaries first:
-`1 if a else 1 if b else 0`. Only a `return`, `continue` or `break` below such a condition, or
-behind one that is replaced, changes; one in a `try`, a `while` or a `match` cannot. Each statement
-is on a line of its own then, the line where it was written plus a multiple of `LINES` that grows,
-see `source_location`.
+A condition with more than one way to the same outcome, `a or b`, becomes ternaries first: `1 if a
+else 1 if b else 0`. Only a `return`, `continue` or `break` below such a condition, or behind one
+that is replaced, changes; one in a `try`, a `while` or a `match` cannot. Each statement then has
+its own line number, its original line plus a growing multiple of `LINES`, see `source_location`.
 
 Complexity: O(statements) for each function.
 """

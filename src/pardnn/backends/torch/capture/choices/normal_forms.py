@@ -1,7 +1,7 @@
 """The functions of one capture that run in normal form, see `normal_form`.
 
-A condition that cannot be followed as it is written is noted; where that ends a trace, its function
-is brought to normal form for the traces to come.
+A condition that cannot be followed as written is noted; if it ends a trace, its function is brought
+to normal form for the next traces.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The first step: what it creates, what later ones find, and whether it does what they do."""
+"""The first step: what it creates, what later ones find, and whether they do the same."""

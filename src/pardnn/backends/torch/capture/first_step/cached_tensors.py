@@ -1,13 +1,13 @@
 """Tensors that the user's functions keep in caches of `functools`, from capture to capture.
 
 Problem: a trace must not find what another one left, so it makes a cached tensor again. An eager
-step goes on with the one that was made first, although what its function read may have changed.
+step keeps using the first one, although what its function read may have changed since.
 
-Idea: what a tensor is made of is noted for each entry of a cache, as its calls on constants. Where
-a later trace makes an entry of other calls, the step is refused, unless the user has cleared the
-cache in between.
+Idea: for each entry of a cache, note how its tensor is made, as calls on constants. If a later
+trace makes an entry by other calls, the step is refused, unless the user has cleared the cache in
+between.
 
-Complexity: O(calls of the trace), where there is such a cache.
+Complexity: O(calls of the trace) if there is such a cache.
 """
 
 from __future__ import annotations

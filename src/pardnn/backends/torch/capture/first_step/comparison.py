@@ -1,12 +1,13 @@
-"""Whether the first step does what every later one does.
+"""Whether the first step does the same as every later one.
 
-Problem: the graph is the step that repeats, and the first step is run by it, too: from the states
-as they begin. Some first steps do something else: ADOPT only takes the square of the first
-gradient, a model that builds a mask may scale its input in the same branch. From no first values
-would the repeating calls give that.
+Problem: the graph is the step that repeats, and it also runs the first step, from the initial
+states. Some first steps do something else: ADOPT only squares the first gradient; a model that
+builds a mask may scale its input in the same branch. No initial values would make the repeating
+calls compute that.
 
-Idea: what both leave and return is numbered by what made it (`value_numbers`), and must have the
-same numbers: loss, parameters, states, results, numbers, prints, the state of the generator.
+Idea: everything that both leave and return gets a number by how it was computed (`value_numbers`),
+and these numbers must agree: for loss, parameters, states, results, numbers, prints and the state
+of the generator.
 
 Complexity: O(calls).
 """

@@ -1,14 +1,14 @@
 """Tensors that a step makes at its first use and keeps: masks, tables of positions, slopes.
 
 Problem: `if self.mask is None: self.mask = build()`. All steps but the first find the tensor, but
-no rank runs a first step.
+ranks never run a first step.
 
-Idea: where the tensor depends on constants alone and no later step changes it, every step may make
-it: its calls are recorded once more before the others. What `functools.cache` keeps no walk finds:
-it is cleared before each trace.
+Idea: if the tensor depends only on constants and no later step changes it, every step can make it:
+its calls are recorded once more before the others. A walk over objects does not find what
+`functools.cache` keeps, so such caches are cleared before each trace.
 
-Complexity: O(calls of the first trace), where there is such a tensor; for caches O(objects of the
-process), where a trace has failed.
+Complexity: O(calls of the first trace) if there is such a tensor; for caches
+O(objects of the process) after a failed trace.
 """
 
 from __future__ import annotations

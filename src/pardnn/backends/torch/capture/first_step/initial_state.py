@@ -1,8 +1,8 @@
-"""What optimizer state starts from, read off the call that creates it.
+"""The initial value of optimizer state, taken from the call that creates it.
 
 A rank must create its shard of the state without running the optimizer's first step. The first
-trace has the call that creates each state tensor; if that fills it with one number, the number is
-the state's `initial`; if it copies a parameter or buffer, that one is.
+trace has the call that creates each state tensor; if this call fills it with one number, the number
+is the state's `initial`; if it copies a parameter or buffer, that is.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A first step that is a graph of its own, since the later ones do something else.
+"""A first step with a separate graph, because the later ones do something else.
 
 Problem: `if not state: state["mean"] = grad.clone()`; `continue` in the first step of ADOPT. What
-such a step leaves is known only when it runs, so no number fills the states.
+such a step leaves is known only when it runs, so the states have no initial number.
 
-Idea: its trace, from what the objects held before it, is the graph of the first call. Each tensor
-that it creates is a state that the step writes and does not read; each number, one that it sets.
-When that call has run, all of them exist, and the step is captured once more, as it repeats.
+Idea: its trace, from the original content of the objects, is the graph of the first call. Each
+tensor that it creates is a state that the step writes and does not read; each number is one that it
+sets. After that call all of them exist, and the step that repeats is captured.
 
 Complexity: one more trace, and one copy of each state that the first step fills.
 """

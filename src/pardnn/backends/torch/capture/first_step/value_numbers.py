@@ -1,13 +1,13 @@
-"""Value numbering: which tensors of two traces hold the same, whatever calls have made them.
+"""Value numbering: which tensors of two traces have equal content, whatever calls made them.
 
 Problem: the first step makes states that the later ones find, and has literals where they have
-numbers. Its calls are others than theirs, and yet it may compute the same.
+numbers. Its calls differ from theirs, and yet it may compute the same.
 
-Idea: what a storage holds is numbered by what made it: kind, arguments, numbers of the inputs. A
-source is numbered by its name, a state that the first step creates by what it starts from. A copy
-holds what it is of. Small tensors of known numbers are computed, and so is what Python makes of
-them. The rest are the identities on which first values rest: 0 + x is x, a positive number times 0
-is 0, and a number that is chosen between two equal ones is that.
+Idea: the content of a storage is numbered by how it was computed: kind, arguments, numbers of the
+inputs. A source is numbered by its name, a state that the first step creates by its initial value.
+A copy has the number of its original. Small tensors of known numbers are computed, and so is what
+Python computes from them. In addition there are the identities on which initial values rely: 0 + x
+is x, a positive number times 0 is 0, and a choice between two equal numbers is that number.
 
 Complexity: O(calls), and the length of their arguments.
 

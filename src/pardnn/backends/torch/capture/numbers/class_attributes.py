@@ -1,12 +1,12 @@
 """Attributes of the user's classes that a step changes: `Meter.total += loss.item()`.
 
-Problem: all objects of a class share them, and no walk of the step's objects holds a class; capture
-would count them once for each trace, and leave numbers of a trace in them.
+Problem: all objects of a class share them, and the walk of the step's objects does not enter
+classes; capture would count them once for each trace, and leave numbers of a trace in them.
 
-Idea: the classes of all objects that the step reaches are looked at before and after each trace. A
-number or container that changes again after the first trace, or that gets a number or tensor of the
-trace, is refused. What only the first step sets stays, as after a step of the user's own: a flag
-that a warning was given, a table of plain values.
+Idea: compare the classes of all objects that the step reaches before and after each trace. A number
+or container that changes again after the first trace, or that receives a number or tensor of the
+trace, is refused. What only the first step sets remains, as after an eager step: a flag that a
+warning was given, a table of plain values.
 """
 
 from __future__ import annotations

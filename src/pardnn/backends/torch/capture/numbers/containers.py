@@ -1,16 +1,17 @@
 """Lists and dictionaries that a step only fills: `log.append(loss.item())`.
 
-Problem: what the step puts into them differs from step to step, and there is no end to it; but it
-comes back into no later step, unless the step reads them.
+Problem: what the step puts into them differs from step to step and keeps growing; but no later step
+depends on it, unless the step reads them.
 
 Idea: each container that the first step has filled is replaced, while the step is traced, by a
 recorder: a container of the same type that notes what is put into it and holds nothing. Any other
 use of a recorder ends the trace, and the step is traced again with the container itself. Code in C
-that looks past a recorder finds an item that is neither number nor tensor. A step that does not
-fill what another path of it fills (`if self.n % 100 == 0: log.append(...)`) must not read it
-either, as its graph would then hold for what is in it: a recorder shows that, too, and it is noted
-that nothing is put there. What a step clears before it fills it (`acts.clear()`, then hooks append
-to it) may be read from then on: it holds what this step has put there.
+that bypasses a recorder finds an item that is neither number nor tensor. If a path of the step does
+not fill a container that another path fills (`if self.n % 100 == 0: log.append(...)`), it must not
+read it either, because its graph would then depend on the content: a recorder shows that, too, and
+it is noted that nothing is put there. A container that a step clears before filling it
+(`acts.clear()`, then hooks append to it) may be read from then on: it holds only what this step has
+put there.
 
 Complexity: one more trace for each container with other uses.
 """

@@ -1,13 +1,13 @@
-"""What a step only tells: prints, log records, lists of losses, and checks that raise.
+"""Effects of a step outside the graph: prints, log records, lists of losses, and checks that raise.
 
 Problem: `print(f"{i}: {loss.item():.3f}")` and `if loss.isnan(): raise` need numbers that only a
-run knows, and give nothing back to the graph.
+run knows, and the graph does not depend on them.
 
-Idea: while the step is traced a number's text is a mark, and a call of `print` or of a logger is
-noted with what it was given; each rank makes it after each step, with the numbers. A branch on data
-is tried both ways: where one way raises before any further call on tensors, the other one is the
-step, and each rank raises after a step in which the condition came out otherwise, with what that
-way tells before.
+Idea: while the step is traced, a number's text is a mark, and a call of `print` or of a logger is
+recorded with its arguments; each rank makes it after each step, with the numbers. A branch on data
+is tried both ways: if one way raises before any further call on tensors, the other way is the step,
+and each rank raises after a step in which the condition came out the other way, including what that
+way prints before.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What a check tells where it fails: prints before the exception, and the numbers in its message.
+"""The output of a failing check: prints before the exception, and the numbers in its message.
 
 Problem: `raise ValueError(f"loss is {loss.item()}")` and the prints before it run in a trial, whose
-trace is thrown away; the step's own trace takes the other way.
+trace is discarded; the step's own trace takes the other branch.
 
-Idea: both traces are the same up to the check, call by call. What the trial has recorded after it
-is numbers and arithmetic on them, so these calls are recorded again in the step's trace, on the
-values at the same positions, and what was told is noted there. What it leaves besides is found by
-comparing the objects of the step, and refused.
+Idea: both traces are the same up to the check, call by call. After it, the trial has recorded only
+numbers and arithmetic on them, so these calls are recorded again in the step's trace, on the values
+at the same positions, along with the output. Any other effect is found by comparing the objects of
+the step, and refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers that objects hold around the first trace of a step, and what is put back after it."""
+"""The numbers that objects hold before and after the first trace, and how they are restored."""
 
 from __future__ import annotations
 

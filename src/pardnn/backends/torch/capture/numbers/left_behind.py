@@ -1,4 +1,4 @@
-"""What code leaves behind that runs by data, see `choices`: numbers and gradients."""
+"""Numbers and gradients left by code that runs depending on data, see `choices`."""
 
 from __future__ import annotations
 

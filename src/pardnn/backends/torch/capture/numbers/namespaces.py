@@ -1,9 +1,9 @@
-"""Names that a step binds in modules of the user's, beyond the globals that its code names.
+"""Names that a step binds in the user's modules, beyond the globals that its code names.
 
-Problem: `state.last = loss.item()`, where `state` is a module, or `global last` where no such name
-was: no place of the object graph holds them, so they would keep what a trace has put there.
+Problem: `state.last = loss.item()`, where `state` is a module, or `global last` with a new name: no
+place of the object graph holds them, so they would keep what a trace has put there.
 
-Idea: what modules held is noted before the step is traced, put back, and the step refused.
+Idea: note the content of modules before the step is traced, restore it, and refuse the step.
 """
 
 from __future__ import annotations

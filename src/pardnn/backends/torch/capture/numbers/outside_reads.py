@@ -1,14 +1,14 @@
-"""What a step asks of the world outside: files, folders and the clock.
+"""What a step reads from outside: files, folders and the clock.
 
-Problem: what `open(path).read()` or `os.path.exists(path)` gives is a constant of the trace, and
-what a step writes into a file that it opens would be written by capture alone. `time.time() > end`
-comes out alike in traces that are a second apart.
+Problem: the result of `open(path).read()` or `os.path.exists(path)` is a constant of the trace, and
+what a step writes into a file that it opens would be written only by capture. `time.time() > end`
+has the same outcome in traces that are a second apart.
 
-Idea: the functions that ask are replaced while the step is traced. A step that repeats and looks at
-a file is refused by its name; a first step may, as what it keeps is guarded where it is kept. The
-clock of each trace that the kept ones are compared with is set to another day and hour: a step that
-goes by it is not the same twice, and one that takes the time between two of its lines is. Kept ones
-see the true time: two later ones agree that a second which is over now is over.
+Idea: the functions that read are replaced while the step is traced. If a repeating step looks at a
+file, it is refused, and the error names the file; a first step may, since what it keeps is guarded
+in its place. Traces made only for comparison see a clock set to another day and hour: a step that
+depends on the time then differs, while one that only measures the time between two of its lines
+does not. Traces that are kept see the true time.
 """
 
 from __future__ import annotations

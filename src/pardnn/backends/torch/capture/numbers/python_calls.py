@@ -1,8 +1,8 @@
-"""Python's own functions of numbers, as they have to work on symbols while a step is traced.
+"""Python's own functions on numbers, made to work on symbols while a step is traced.
 
-`min`, `max`, `all` and `any` ask how numbers compare, or whether they are true; of numbers that
-only a run knows they give another such number. `if all(g.isfinite().all() for g in gradients)` asks
-once then.
+`min`, `max`, `all` and `any` compare numbers, or ask whether they are true; for numbers that only a
+run knows, they return another such number. So `if all(g.isfinite().all() for g in gradients)` asks
+only once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Branches on data, tried both ways: where one way only raises, the branch is a check.
+"""Branches on data, tried both ways: if one way only raises, the branch is a check.
 
-See `effects`. A trial ends at the next call on tensors: then neither way only raises. What the way
-that raises tells before it does, and the numbers in its message, are noted; see `failing_way`.
+See `effects`. A trial ends at the next call on tensors: then that way does not only raise. What the
+raising way prints before, and the numbers in its message, are recorded; see `failing_way`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step only fills or tells, as far as its traces have shown."""
+"""Objects that a step only fills or writes to, as far as its traces have shown."""
 
 from __future__ import annotations
 

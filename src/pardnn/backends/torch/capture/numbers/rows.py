@@ -1,4 +1,4 @@
-"""From a trace to its host program: what Python asked of numbers, and what the step makes of them.
+"""From a trace to its host program: conditions on numbers, and the numbers that the step computes.
 
 See `ops.host_program`, which evaluates it.
 """

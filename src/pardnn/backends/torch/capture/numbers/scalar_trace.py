@@ -1,4 +1,4 @@
-"""Host scalars of a trace: their calls, and what Python needed to know of them."""
+"""Host scalars of a trace: their calls, and what Python needed to know about them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Learning rate schedules that a step steps itself: called for real after each step.
 
-Problem: `scheduler.step()` computes the next rates in Python, by any function that the user gave,
-branches on counts and replaces lists.
+Problem: `scheduler.step()` computes the next rates in Python, by any function of the user, branches
+on counts and replaces lists.
 
-Idea: nothing of it is in the graph. While the step is traced the call is only noted, and each rank
-makes it after each step, with the numbers that it was given: the metric of `ReduceLROnPlateau`, an
-epoch. The graph reads the rates at the next call. What the call would change may not be read after
-it in the same step: these numbers are `_Gone`.
+Idea: the graph contains none of it. While the step is traced, the call is only recorded, and each
+rank makes it after each step, with its arguments: the metric of `ReduceLROnPlateau`, an epoch. The
+graph reads the rates at the next call. Numbers that the call would change must not be read after it
+in the same step: they are replaced by `_Gone`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which Python numbers of a step are symbols in a trace, and which stay what they are.
+"""Which Python numbers of a step become symbols in a trace, and which stay numbers.
 
-Floats of arguments and optimizer groups are symbols; ints are, unless Python needs the number. One
-that an object holds is where the step changes it: its new value is written back after each step.
+Floats of arguments and optimizer groups are symbols, and so are ints unless Python needs the
+number, and numbers of objects that the step changes: these are written back after it.
 
-A number that the first step creates (`state["step"] = 0`) has the first value from which the later
-ones make what the first step left, calls included.
+A number that the first step creates (`state["step"] = 0`) gets the initial value from which the
+repeating step computes what the first step left, calls included.
 """
 
 from __future__ import annotations

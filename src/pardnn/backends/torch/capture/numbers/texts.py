@@ -1,11 +1,12 @@
 """Texts of numbers that only a run knows: marks, while a step is traced.
 
-Problem: `print(f"{loss.item():.3f}")` makes a text before there is a number, and code may do with
-texts what it likes: `text.ljust(10)`, `text[:5]`, `text.replace(".", ",")`.
+Problem: `print(f"{loss.item():.3f}")` makes a text before the number exists, and code may do
+anything with texts: `text.ljust(10)`, `text[:5]`, `text.replace(".", ",")`.
 
-Idea: the text is a mark, and a rank puts the number's text in its place. In one trace a mark is a
-character between spaces, in the other it is long and has the characters of numbers; so code that
-looks at the text, at its length, say, makes something else in each, and is refused.
+Idea: the text is a mark, which ranks replace by the number's text. In one trace a mark is a
+character between spaces, in the other it is long and consists of the characters of numbers; so code
+that inspects the text, such as its length, gives different results in the two traces, and is
+refused.
 """
 
 from __future__ import annotations

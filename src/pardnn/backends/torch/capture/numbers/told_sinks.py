@@ -1,11 +1,11 @@
-"""Calls of files, progress bars and writers, noted while a step is traced: `bar.update(1)`.
+"""Calls on files, progress bars and writers, recorded while a step is traced: `bar.update(1)`.
 
-Problem: what a step writes to a file at capture would be written three times then, with marks in
-the place of numbers that only a run knows, and never again.
+Problem: capture would write a step's output to a file three times, with marks in place of numbers
+that only a run knows, and later steps would write nothing.
 
-Idea: as for lists that a step fills, each sink (`user_step.sinks`) has a stand-in while the step
-is traced, which notes the calls whose results are dropped. Any other use ends the trace, and the
-step is traced again with the object itself; files, data bases and queues have no other use. A file
+Idea: as for lists that a step fills, each sink (`user_step.sinks`) has a stand-in while the step is
+traced, which records calls whose results are dropped. Any other use ends the trace, and the step is
+traced again with the object itself; for files, databases and queues no other use is allowed. A file
 that the step opens for writing is refused: it would be emptied at capture.
 """
 

@@ -1,10 +1,9 @@
-"""What a step changes without a trace: sets, arrays, iterators, attributes of tensors, and more.
+"""State that a step changes unseen by its trace: sets, arrays, iterators, attributes of tensors.
 
 Problem: `next(schedule)`, `rng.random()` and `seen.add(key)` change objects that have no items by
-key. What they give is frozen in the graph, and two traces may get the same by chance.
+key. Their results are frozen in the graph, and two traces may get the same by chance.
 
-Idea: their state is noted before the step is traced, and the step is refused if it is another one
-afterwards.
+Idea: note their state before the step is traced, and refuse the step if it differs afterwards.
 """
 
 from __future__ import annotations

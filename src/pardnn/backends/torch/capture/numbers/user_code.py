@@ -1,13 +1,13 @@
-"""What code of the user's calls on symbols, as it has to work while a step is traced.
+"""Functions that the user's code calls on symbols, made to work while a step is traced.
 
-Problem: `float(loss)` and `"%.3f" % loss.item()` are answered in C, which needs the number itself.
+Problem: `float(loss)` and `"%.3f" % loss.item()` are computed in C, which needs the number itself.
 
-Idea: while a step is traced, the user's functions run with other constants and names: a text with
-a "%" is one of a class that makes marks (`texts`), and calls of `float`, `int` and `bool` go to
-functions that take a tensor for its number, and a symbol for one of the type wanted. So does
-`x.__class__`, as nothing can be set in its place on a class. Nothing else of the code changes,
-neither its length nor its lines. What is no symbol goes to Python's own
-functions, and so do symbols but those that only a run knows, where a text is made of them.
+Idea: while a step is traced, the user's functions run with other constants and names: a text with a
+"%" belongs to a class that makes marks (`texts`), and calls of `float`, `int` and `bool` go to
+functions that accept a tensor as its number, and a symbol as one of the requested type. So does
+`x.__class__`, which cannot be replaced on a class. Nothing else of the code changes, neither its
+length nor its lines. Other values go to Python's own functions; so do symbols of which a text is
+made, except those that only a run knows.
 
 Complexity: O(code of the user's functions), once for each.
 """

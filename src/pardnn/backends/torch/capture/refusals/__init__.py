@@ -1,1 +1,1 @@
-"""What capture refuses: errors that name the line, and what to write instead."""
+"""Refusals of capture: errors that name the line, and what to write instead."""

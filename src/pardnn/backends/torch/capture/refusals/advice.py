@@ -1,4 +1,4 @@
-"""What to write in place of torch calls that need data: one text per kind of case.
+"""What to write instead of torch calls that need data: one text per kind of case.
 
 Each rewrite is captured and compared with eager steps by `tests/.../capture/test_advice.py`.
 """

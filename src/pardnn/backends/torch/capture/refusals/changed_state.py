@@ -1,4 +1,4 @@
-"""The error of Python state that a step changes and that cannot be followed: E804."""
+"""The error for Python state that a step changes and that cannot be followed: E804."""
 
 from __future__ import annotations
 

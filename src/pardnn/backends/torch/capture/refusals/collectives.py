@@ -1,4 +1,4 @@
-"""The error of steps that talk to other processes themselves."""
+"""The error for steps that communicate with other processes themselves."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Objects that a step drops, where something would tell: a weak reference, a finalizer, `__del__`.
+"""Objects that a step visibly drops: those with a weak reference, a finalizer or `__del__`.
 
-Problem: in an eager step the last reference goes, and `ref()` is None from then on. Capture holds
-what the step held, to put it back, and so do guards: the object lives on.
+Problem: in an eager step the last reference is dropped, and `ref()` is None from then on. Capture
+and guards keep references to what the step held, so the object stays alive.
 
-Idea: what such objects are there is noted before a trace. A step after which one of them is no
-longer to be reached, but weakly, is refused. A weak reference to a tensor is refused where it is
-found: it leads past the placeholder.
+Idea: list such objects before a trace. If one of them can afterwards only be reached weakly, the
+step is refused. A weak reference to a tensor is always refused, because it bypasses the
+placeholder.
 """
 
 from __future__ import annotations

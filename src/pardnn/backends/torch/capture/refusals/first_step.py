@@ -1,4 +1,4 @@
-"""The errors of first steps: E806."""
+"""The errors for first steps: E806."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Functions of installed packages that a step tells something: `wandb.log({"loss": loss.item()})`.
+"""Functions of installed packages that a step logs to: `wandb.log({"loss": loss.item()})`.
 
-Problem: what such a function is told goes into its module or into a file. Capture would tell it of
-numbers that only a run knows, a few times, and no step would tell it anything again.
+Problem: the arguments of such a function go into its module or into a file. Capture would pass it
+stand-ins of numbers that only a run knows, a few times, and no later step would call it again.
 
-Idea: while a step is traced, a function of a module that the user's code names, whose own name says
-that it logs or saves, is refused where its result is dropped. An object of the package that is
-told is followed (`told_sinks`).
+Idea: while a step is traced, a function of a module that the user's code names is refused if its
+name says that it logs or saves, and its result is dropped. Calls on objects of the package are
+followed (`told_sinks`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Work that a step gives to other threads and processes: no trace sees it.
+"""Work that a step gives to other threads and processes, which no trace sees.
 
-Problem: a tracer sees the calls of its own thread. What a thread does to objects or files would be
-done once, at capture; what it computes lies outside the graph; and what it raises is lost.
+Problem: a tracer sees the calls of its own thread. What another thread does to objects or files
+would be done once, at capture; what it computes is not in the graph; and what it raises is lost.
 
-Idea: a step that starts one is refused by its name, at once. A library may start one: it is the
-thread that meets a tensor of the trace that is refused then, once the step has run.
+Idea: a step that starts one itself is refused at once, with its name. A library may start threads;
+such a step is refused only if one of them uses a tensor of the trace, after the step has run.
 """
 
 from __future__ import annotations

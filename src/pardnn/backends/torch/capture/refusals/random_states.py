@@ -1,11 +1,12 @@
-"""Random states that the user's code takes for data: no graph knows them.
+"""Random states that the user's code uses as data: no graph knows them.
 
 Problem: `torch.get_rng_state().sum()` is a constant of a trace, while each call of the step begins
-in another state. The same states also lead back (`torch.set_rng_state`), which is followed.
+in another state. Such states are also used to restore the generator (`torch.set_rng_state`), which
+is followed.
 
-Idea: the user's code gets a state of a class of its own, which is set as any other and refuses to
-be read. What code reads in another way, as of `torch.default_generator`, differs between two
-traces: each begins in another state.
+Idea: the user's code gets a state of a special class, which can be set like any other but refuses
+to be read. If code reads the state in another way, such as from `torch.default_generator`, two
+traces differ, because each begins in another state.
 """
 
 from __future__ import annotations

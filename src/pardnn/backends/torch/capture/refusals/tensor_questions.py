@@ -1,7 +1,8 @@
-"""Questions that the user's code asks of a tensor that it was given; a call may answer another.
+"""Properties of tensors that may differ from call to call, which the user's code may not read.
 
-Where a tensor lies in memory, how often it was written, whether it is a view: a placeholder tells
-of itself. The answer would be frozen, so the user's code is refused it; torch's own may ask.
+Where a tensor is in memory, how often it was written, whether it is a view: a placeholder would
+answer for itself, and the answer would be frozen. So the user's code is refused it, while torch's
+own may read it.
 """
 
 from __future__ import annotations

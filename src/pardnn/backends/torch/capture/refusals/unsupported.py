@@ -1,4 +1,4 @@
-"""The errors of capture: what is not supported, with the user's line and the usual rewrite.
+"""The errors of capture for unsupported code, with the user's line and the usual rewrite.
 
 Each function returns one error. `where` is "file.py:line" of the user's code; None if unknown.
 """

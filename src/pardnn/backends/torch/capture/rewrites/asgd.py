@@ -1,6 +1,6 @@
 """ASGD's update without its branches, for steps that are traced.
 
-Problem: `torch.optim.ASGD` copies the parameter where it does not average yet (`mu == 1`), takes
+Problem: `torch.optim.ASGD` copies the parameter while it does not average yet (`mu == 1`), takes
 Python's `max` of step counts, and starts its rate `eta` from the rate of the group, which may
 change before the first step.
 

@@ -1,11 +1,11 @@
-"""`torch.cond` on data: both functions run, and each result is the one that the predicate chooses.
+"""`torch.cond` on data: both functions run, and the predicate selects each result.
 
-Problem: a selection sends zeros back through the way that is not taken, and zero times infinity is
-NaN there.
+Problem: a selection sends zeros back through the branch not taken, where zero times infinity is
+NaN.
 
-Idea: every tensor from outside that needs a gradient passes a gate of its own at the border of both
-functions. Its gradient is that of the way taken, whatever comes back along the other. What only the
-other uses gets zeros, as eager `torch.cond` gives it.
+Idea: every outside tensor that needs a gradient passes a gate at the entry of each function. Its
+gradient is that of the branch taken, whatever comes back along the other. Tensors that only the
+other branch uses get zeros, as in eager `torch.cond`.
 
 Complexity: the time of both functions, a selection for each result and each gradient.
 """

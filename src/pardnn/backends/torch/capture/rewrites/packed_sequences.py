@@ -1,11 +1,11 @@
-"""Packed sequences of lengths that are known at capture, for steps that are traced.
+"""Packed sequences with lengths known at capture, for steps that are traced.
 
 Problem: `pack_padded_sequence` makes a tensor whose size is the sum of the lengths, and torch reads
 them from memory, which a fake tensor does not have.
 
-Idea: where the lengths depend on constants alone they are read at capture. Packing and padding are
-copies of slices, forward and backward, as torch's own kernels make them; how many sequences are
-left at each time is a real tensor, which the recurrent layers read.
+Idea: if the lengths depend only on constants, they are read at capture. Packing and padding become
+copies of slices, forward and backward, as in torch's own kernels; the number of remaining sequences
+at each time is a real tensor, which the recurrent layers read.
 """
 
 from __future__ import annotations

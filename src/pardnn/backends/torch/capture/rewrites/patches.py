@@ -1,26 +1,26 @@
 """Parts of torch that branch on data, rewritten without the branch while a step is traced.
 
-Problem: one graph must hold for every step, so `if` on a tensor is an error in a user's code. In
-torch's own code the user cannot rewrite it.
+Problem: one graph must serve every step, so `if` on a tensor is an error in the user's code. In
+torch's own code, the user cannot rewrite it.
 
-Idea: compute both sides and select, bit by bit what the branch gives:
+Idea: compute both sides and select, with the same bits as the branch:
 
 - RAdam leaves out its rectification in the first steps, ASGD its average: `radam`, `asgd`.
 - SGD dampens all gradients but the first: `sgd`.
-- `GradScaler` leaves out the optimizer's step where a gradient is not finite: the step is taken,
-  and undone by a selection between the old and the new content of each tensor it wrote: `undoing`.
+- `GradScaler` leaves out the optimizer's step if a gradient is not finite: the step is taken, and
+  undone by a selection between the old and the new content of each tensor it wrote: `undoing`.
 - `AveragedModel` copies the model the first time and averages from then on: it does both.
-- A distribution raises where its arguments or values are wrong: it does not check.
+- A distribution raises if its arguments or values are wrong: the check is left out.
 - Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
 - Clipping of gradients calls `float` on its limit, which may be a number that the step makes.
 - CTC's loss takes lengths as lists, too: it gets tensors.
-- `torch.cond` on what is made of constants calls the function that they choose, else both: `cond`.
+- `torch.cond` on constants calls the function that they choose, otherwise both: `cond`.
 - Packed sequences of known lengths are slices: `packed_sequences`.
 - A slice at a number that only a run knows is indexing by a tensor: `positions`.
-- transformers makes an attention mask of positions wherever it sees a fake tensor, and else only
-  where sequences are packed: positions that are made of constants are looked at, as in eager steps.
+- transformers makes an attention mask from positions whenever it sees a fake tensor, and otherwise
+  only if sequences are packed: positions made from constants are read, as in eager steps.
 - Derivatives of products, largest items and medians compute both formulas: `derivatives`.
 
 Complexity: the time of both sides, and one copy of what the branch changes.

@@ -1,12 +1,12 @@
 """Positions that are numbers of the run: `queue[:, i : i + n] = keys`, `bank[i] = row`, `x[i]`.
 
-Problem: a slice is a view whose place in memory would depend on data, as MoCo's queue at its
-pointer. Its size does not, where both of its bounds are the same number plus constants.
+Problem: a slice would be a view whose position in memory depends on data, such as MoCo's queue at
+its pointer. Its size does not if both bounds are the same number plus constants.
 
-Idea: such a write is `index_copy_` at `i + arange(n)`, such a read `index_select`: calls of known
-shapes, of the same bits. A slice that Python would clip, or count from the end, is an error of the
-run then. A read is a copy in place of a view: it is refused where one of both is written while
-the other is still used, except that `x[i] += y` writes its copy back.
+Idea: such a write becomes `index_copy_` at `i + arange(n)`, such a read `index_select`: calls with
+known shapes and the same bits. A slice that Python would clip, or count from the end, is then an
+error at run time. A read is a copy instead of a view: it is refused if either is written while the
+other is still used, except that `x[i] += y` writes its copy back.
 
 Deviation: numbers that the program counts itself are guarded, so the step is captured for each.
 

@@ -1,11 +1,11 @@
 """RAdam's update without its branch, for steps that are traced.
 
-Problem: `torch.optim.RAdam` rectifies its rate only where the step count has made the variance
-tractable (`rho_t > 5`, from the sixth step on with the usual `beta2`), and one graph must hold for
+Problem: `torch.optim.RAdam` rectifies its rate only once the step count has made the variance
+tractable (`rho_t > 5`, from the sixth step on with the usual `beta2`), and one graph must serve
 every step.
 
-Idea: compute both updates and select one. Where a host number is defined on one side only (the
-square root of what is negative on the other), its operand on the other side is 1.0.
+Idea: compute both updates and select one. If a host number is defined on one side only (a square
+root whose operand is negative on the other), its operand on the other side is 1.0.
 
 Source: Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020, Alg. 2. The
 order of operations is that of `torch.optim.radam`, so that results are equal bit by bit.

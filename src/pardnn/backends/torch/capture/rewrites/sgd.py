@@ -1,7 +1,7 @@
 """The first step of SGD with dampening, for steps that are traced.
 
-Problem: `torch.optim.SGD` copies the first gradient into its momentum, and from then on adds
-gradients that are dampened: the first step differs from all others.
+Problem: `torch.optim.SGD` copies the first gradient into its momentum, and then adds dampened
+gradients: the first step differs from all others.
 
 Idea: no dampening in the first step, and a momentum that starts from -0.0: then the sum is the
 gradient bit by bit. A number beside each momentum says whether the first step is over; it is an

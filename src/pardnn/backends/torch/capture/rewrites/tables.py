@@ -1,16 +1,16 @@
-"""Tables: lists and tuples of plain numbers that a count leads into, `schedule[it]`.
+"""Tables: lists and tuples of plain numbers that are indexed by a count, `schedule[it]`.
 
-Problem: an index is taken in C, which needs the number itself. The count was guarded whole, and a
-step that takes its rate from a list was captured again at every call.
+Problem: indexing is done in C, which needs the number itself. Without tables the count is guarded,
+and a step that takes its rate from a list is captured again at every call.
 
-Idea: where a count is asked for an index, the step is traced once more with a table in place of
-each list and tuple of numbers. It records an index by a symbol as a host scalar, a lookup among its
-numbers, which stand in the graph. Those that no symbol has led into are put back. What a
-list holds is guarded as ever; that the index is within it is a condition, so that a call beyond its
-end runs the user's own code, which raises. A list that the step itself changes has symbols in it
-and is no table.
+Idea: if a count is used as an index, the step is traced once more with a table in place of each
+list and tuple of numbers. Indexing it by a symbol gives a host scalar, a lookup among its numbers,
+which are part of the graph. Tables that no symbol has indexed are replaced by the original lists.
+The content of a list is guarded as usual; a condition says that the index is within it, so that a
+call beyond its end runs the user's own code, which raises. A list that the step itself changes
+contains symbols and is no table.
 
-Complexity: up to two more traces where an index is asked for and there are such lists; in the
+Complexity: up to two more traces if a count is used as an index and there are such lists; in the
 graph, their numbers for each lookup.
 """
 

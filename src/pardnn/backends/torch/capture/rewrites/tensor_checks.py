@@ -1,7 +1,7 @@
-"""Ops that only raise, where their tensor holds what it must not: of `torch.linalg`, and asserts.
+"""Ops that only raise if their tensor has invalid values: those of `torch.linalg`, and asserts.
 
-Fake tensors hold nothing, so such an op does nothing in a trace, and no graph would have it. Each
-is a check of the step instead, as `if info.any(): raise` would be.
+Fake tensors have no values, so such an op does nothing in a trace, and would not be in the graph.
+Instead each becomes a check of the step, like `if info.any(): raise`.
 """
 
 from __future__ import annotations

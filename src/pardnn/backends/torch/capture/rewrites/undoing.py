@@ -1,4 +1,4 @@
-"""Undoing what calls have written, where a tensor says so: the content is selected bit by bit.
+"""Undoing in-place writes on a condition: the old or new content is selected bit by bit.
 
 Each selection is moved up to where its tensor was last used, so that only one old copy is alive at
 a time.

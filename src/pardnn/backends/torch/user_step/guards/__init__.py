@@ -1,1 +1,1 @@
-"""Guards of Python values: gathered once from what a step can reach, compared at every call."""
+"""Guards on Python values: gathered once from what a step can reach, compared at every call."""

@@ -1,4 +1,4 @@
-"""Guards on what a batch holds beside tensors: flags, counts, texts, functions, classes."""
+"""Guards on what a batch holds besides tensors: flags, counts, texts, functions, classes."""
 
 from __future__ import annotations
 

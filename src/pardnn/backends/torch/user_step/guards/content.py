@@ -1,4 +1,4 @@
-"""Guards without items by key: classes, contents of sets and arrays, modes, the environment."""
+"""Guards on values without keys: classes, contents of sets and arrays, modes, the environment."""
 
 from __future__ import annotations
 

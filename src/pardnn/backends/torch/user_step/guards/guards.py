@@ -1,13 +1,13 @@
-"""Guards: the Python values that a captured step took for granted, compared at every call.
+"""Guards: the Python values that a captured step relies on, compared at every call.
 
-Problem: a traced step is one path through the user's code, and plain Python values decide which:
-flags and counts among the arguments, attributes of modules such as `training` or `p`,
+Problem: a traced step is one path through the user's code, and plain Python values decide which
+one: flags and counts among the arguments, attributes of modules such as `training` or `p`,
 configurations, closure cells, globals, class attributes, `requires_grad`.
 
-Idea: guards as in TorchDynamo. It guards on what the frames it compiles read; here no frame is
-compiled, so every value is guarded that the step can reach *and* that code which may run mentions
-by name (`used_names`). A guard holds a container and its items at capture. A check compares
-identities first, in one pass, and values only where an identity differs.
+Idea: guards as in TorchDynamo. It guards what the frames that it compiles read; here no frame is
+compiled, so every value is guarded that the step can reach *and* that is named in code that may run
+(`used_names`). A guard holds a container and its items at capture. A check compares identities
+first, in one pass, and values only if an identity differs.
 
 Complexity: O(values guarded); `python -m bench guards` measures a call for a GPT-2 of 12 layers
 (164 modules, 1,300 containers).

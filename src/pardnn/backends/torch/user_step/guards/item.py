@@ -1,4 +1,4 @@
-"""Guards of single containers: which items they held, and whether they hold them still."""
+"""Guards on single containers: which items they held, and whether they still hold them."""
 
 from __future__ import annotations
 

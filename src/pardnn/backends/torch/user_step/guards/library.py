@@ -1,12 +1,12 @@
-"""Guards on what others put in place of a library's functions: `F.relu = torch.tanh`.
+"""Guards on replaced functions of libraries: `F.relu = torch.tanh`.
 
-What a library's own code does is taken for granted, but not that nobody replaces a function in its
-module, or a method in its class: those that the user's code names, and those that code which the
-step reaches may run, and what it finds among Python's own functions: `builtins.print = ...`. One
-dictionary a module or class, whose version is compared.
+A library's own code is assumed not to change, but somebody may replace a function in its module, or
+a method in its class. The guards cover functions that the user's code names, those that code which
+the step reaches may run, and Python's own: `builtins.print = ...`. Each module or class is one
+dictionary, whose version is compared.
 
-What libraries set for a whole process, such as numbers of threads, is guarded where code names the
-function that tells it.
+Settings of a whole process, such as numbers of threads, are guarded if code names the function that
+returns them.
 """
 
 from __future__ import annotations

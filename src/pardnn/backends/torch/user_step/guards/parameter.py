@@ -1,15 +1,16 @@
-"""Guards on parameters: what is set on them besides their data, and tensors beside them in groups.
+"""Guards on parameters: their properties besides data, and other tensors in their groups.
 
 Problem: a step reads `requires_grad`, `grad` and hooks of every parameter, and Python reads one of
-them at a time. Idea: the first two are asked for only after a word of memory that holds them has
-changed (`tensor_words`); hooks only after some hook was registered anywhere, which torch counts.
+them at a time.
+Idea: the first two are read only after a word of memory that holds them has changed
+(`tensor_words`); hooks only after some hook was registered anywhere, which torch counts.
 
 Numbers in `param_groups` are read at each call, and tensors there, `Adam(lr=torch.tensor(0.01))`,
-are sources of the graph. torch leaves one tensor in the defaults and in every group: it is one
-source, whichever of these places is given another tensor later. So a tensor that several places
-hold is guarded by identity, and of any other only shape and type.
+are sources of the graph. torch puts the same tensor into the defaults and into every group: it is
+one source, even if one of these places gets another tensor later. So a tensor that several places
+hold is guarded by identity, and any other only by shape and type.
 
-Complexity: O(parameters) a call.
+Complexity: O(parameters) per call.
 """
 
 from __future__ import annotations

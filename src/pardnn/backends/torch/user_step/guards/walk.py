@@ -1,4 +1,4 @@
-"""The walk that guards what a step can reach and what code that may run mentions by name.
+"""The walk that guards values which a step can reach and which code that may run names.
 
 See `guards.guards`, which compares what is gathered here at every call.
 """
