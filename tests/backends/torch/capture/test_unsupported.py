@@ -108,7 +108,11 @@ def test_host_randomness_and_iterators():
     def literal(model, optimizer, x, y):
         return models.classify_step(model, optimizer, x * next(numbers), y)
 
+    def seeded(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * random.Random(x[0, 0].item()).random(), y)
+
     assert "random module" in refused(dice, code="E804").message
+    assert "reads the content of a tensor" in refused(seeded, code="E802").message
     assert "takes from 'batches', a list_iterator" in refused(loader, code="E804").message
     assert "takes from 'numbers', a range_iterator" in refused(literal, code="E804").message
 

@@ -56,6 +56,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.collectives import objects_refused
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
 from pardnn.backends.torch.capture.refusals.library_globals import (
     LibraryGlobals,
@@ -135,8 +136,9 @@ def run_traced(
 @contextlib.contextmanager
 def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     traced = tracer.locator.tracking_modules(), rewritten(tracer)
-    own = threads_refused(tracer.locator.line), _uncompiled(), _quiet_fakes()
-    with own[0], own[1], own[2], mode, tracer, traced[0], traced[1], python_calls():
+    where = tracer.locator.line
+    own = threads_refused(where), objects_refused(where), _uncompiled(), _quiet_fakes()
+    with own[0], own[1], own[2], own[3], mode, tracer, traced[0], traced[1], python_calls():
         yield
 
 
@@ -309,7 +311,10 @@ def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
 
 
 #: Parts of messages that mean that data is needed; "__format__": a symbol is printed.
-_NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+_NEEDS_DATA = (
+    "tensor subclasses", "__format__", "must be real number", "data is not allocated",
+    "only supported seed types",
+)  # fmt: skip
 #: Of torch's own assertion where a jagged tensor meets fake ones.
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
