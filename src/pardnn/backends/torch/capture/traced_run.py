@@ -355,7 +355,7 @@ def _unsupported_by_message(
         return unsupported.higher_order(on_functions[1], where)
     if "unhashable" in text and "SymInt" in text:
         return hashed_number(where)
-    if "SymInt" in text or "SymFloat" in text:
+    if ("SymInt" in text or "SymFloat" in text) and "NoneType" not in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:
         return unsupported.sparse(where)

@@ -217,6 +217,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
+    said = said.replace("SymFloat", "float").replace("SymInt", "int")
     return error_at(
         where,
         "the step runs once, but raises when capture runs it again from the same state.\n"
