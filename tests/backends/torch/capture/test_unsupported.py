@@ -117,6 +117,18 @@ def test_host_randomness_and_iterators():
     assert "takes from 'numbers', a range_iterator" in refused(literal, code="E804").message
 
 
+def test_another_default_dtype():
+    def scaled(model, optimizer, x, y):
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(torch.float64)
+        scale = torch.ones(1) * 0.1
+        torch.set_default_dtype(torch.float32)
+        return models.classify_step(model, optimizer, x * scale.float(), y)
+
+    assert "sets torch's default dtype (" in refused(scaled).message
+    assert torch.get_default_dtype() is torch.float32
+
+
 @pytest.mark.parametrize(
     ("result", "said"),
     [

@@ -57,6 +57,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     outside_look,
 )
 from pardnn.backends.torch.capture.refusals.collectives import objects_refused
+from pardnn.backends.torch.capture.refusals.default_dtype import other_dtypes_refused
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
 from pardnn.backends.torch.capture.refusals.library_globals import (
     LibraryGlobals,
@@ -137,8 +138,11 @@ def run_traced(
 def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     traced = tracer.locator.tracking_modules(), rewritten(tracer)
     where = tracer.locator.line
-    own = threads_refused(where), objects_refused(where), _uncompiled(), _quiet_fakes()
-    with own[0], own[1], own[2], own[3], mode, tracer, traced[0], traced[1], python_calls():
+    refused = threads_refused(where), objects_refused(where), other_dtypes_refused(where)
+    with (
+        refused[0], refused[1], refused[2], _uncompiled(), _quiet_fakes(), mode, tracer, traced[0],
+        traced[1], python_calls(),
+    ):  # fmt: skip
         yield
 
 
