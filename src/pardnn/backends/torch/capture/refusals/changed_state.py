@@ -17,6 +17,11 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     advice = "Move it out of the step: collect and compare what it returns, after it has returned."
     if ".param_groups." in f".{first}":  # D-Adaptation, for one
         advice = "What an optimizer makes at its first step is there after one step of your own."
+        if first.endswith(".params"):
+            advice = (
+                "Take parameters out of a group between two calls, and freeze them:\n"
+                'p.requires_grad_(False), and group["params"] = group["params"][:2].'
+            )
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
