@@ -56,6 +56,8 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.collectives import objects_refused
+from pardnn.backends.torch.capture.refusals.default_dtype import other_dtypes_refused
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
 from pardnn.backends.torch.capture.refusals.library_globals import (
     LibraryGlobals,
@@ -135,8 +137,12 @@ def run_traced(
 @contextlib.contextmanager
 def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     traced = tracer.locator.tracking_modules(), rewritten(tracer)
-    own = threads_refused(tracer.locator.line), _uncompiled(), _quiet_fakes()
-    with own[0], own[1], own[2], mode, tracer, traced[0], traced[1], python_calls():
+    where = tracer.locator.line
+    refused = threads_refused(where), objects_refused(where), other_dtypes_refused(where)
+    with (
+        refused[0], refused[1], refused[2], _uncompiled(), _quiet_fakes(), mode, tracer, traced[0],
+        traced[1], python_calls(),
+    ):  # fmt: skip
         yield
 
 
@@ -309,7 +315,10 @@ def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
 
 
 #: Parts of messages that mean that data is needed; "__format__": a symbol is printed.
-_NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+_NEEDS_DATA = (
+    "tensor subclasses", "__format__", "must be real number", "data is not allocated",
+    "only supported seed types",
+)  # fmt: skip
 #: Of torch's own assertion where a jagged tensor meets fake ones.
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
@@ -350,7 +359,7 @@ def _unsupported_by_message(
         return unsupported.higher_order(on_functions[1], where)
     if "unhashable" in text and "SymInt" in text:
         return hashed_number(where)
-    if "SymInt" in text or "SymFloat" in text:
+    if ("SymInt" in text or "SymFloat" in text) and "NoneType" not in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:
         return unsupported.sparse(where)
