@@ -33,7 +33,13 @@ import torch
 
 from pardnn.backends.large_pages import has_large_pages
 from pardnn.backends.torch.ops.codec import bind
-from pardnn.backends.torch.ops.host_allocator import GROWN_BYTES, SMALL_BYTES, as_on_ranks
+from pardnn.backends.torch.ops.host_allocator import (
+    GROWN_BYTES,
+    SMALL_BYTES,
+    as_on_ranks,
+    keep_next,
+)
+from pardnn.backends.torch.ops.out_forms import may_have_place
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.in_context import profile_in_context
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
@@ -113,6 +119,7 @@ def machine_of(device: torch.device, *, keeps_freed: bool = True) -> Machine:
     name = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
     fresh = (GROWN_BYTES if keeps_freed else SMALL_BYTES) >> 20
     library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, fresh from {fresh} MiB on"
+    library += ", but for fixed places"
     return Machine(device=name, library=library, threads=torch.get_num_threads())
 
 
@@ -295,6 +302,7 @@ def _measure(
     room = int(0.9 * free) if memory is None else min(int(0.9 * free), memory)
     if needed > room:  # a CPU has no allocator that says no in time
         raise RuntimeError(f"it needs {needed} bytes, {room} may be taken")
+    keep_next(may_have_place(op))
     run = bind(op, device)
     env = synthetic_inputs(op, tensors, device)
     results = [output.name for output in op.outputs if output.name not in op.inputs]
