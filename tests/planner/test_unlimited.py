@@ -1,4 +1,4 @@
-"""A search without limits comes first: its plan is taken if it fits, and its parts where they do."""
+"""A search without limits comes first: its plan and its parts are taken if they fit."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Problem: under a limit each placement is made to fit before local search, which 
 slower plans, although local search balances memory, too: of BERT's 12 layers on 16 devices the best
 start holds 741 MiB on one device, and what becomes of it 486.
 
-Idea: search as if there were no limit. A plan found so that fits is taken. Of 6 models on 3 clusters
-under 2 limits, no search under a limit found a faster one; of random graphs of 400 ops, some were
-0.5 % faster. If it does not fit, the search under the limits takes over those of its parts that do.
-A search that begins far above the limits is given up.
+Idea: search as if there were no limit. A plan found so that fits is taken. Of 6 models on 3
+clusters under 2 limits, no search under a limit found a faster one; of random graphs of 400 ops,
+some were 0.5 % faster. If it does not fit, the search under the limits takes over those of its
+parts that do. A search that begins far above the limits is given up.
 """
 
 from __future__ import annotations

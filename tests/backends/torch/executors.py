@@ -11,8 +11,8 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
-from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.ops import out_forms
+from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.program import Program

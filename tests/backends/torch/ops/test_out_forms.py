@@ -13,20 +13,24 @@ from pardnn.backends.torch.ops.out_forms import out_form
 A, B, C, D = (torch.linspace(low, 2.0, 60).reshape(5, 12) for low in (-2.0, 0.1, -1.0, 0.5))
 SQUARE, BATCH = torch.rand(5, 5), torch.rand(2, 5, 5)
 LABELS, WEIGHT = torch.tensor([1, 4, 0, 11, 3]), torch.tensor(5.0)
-UNARY = "abs cos erf exp log neg reciprocal rsqrt sigmoid silu sin sqrt tanh gelu".split()
+UNARY = (
+    "abs", "cos", "erf", "exp", "log", "neg", "reciprocal", "rsqrt", "sigmoid", "silu", "sin",
+    "sqrt", "tanh", "gelu",
+)  # fmt: skip
 BINARY = (
-    "add.Tensor sub.Tensor mul.Tensor div.Tensor eq.Tensor ne.Tensor ge.Tensor gt.Tensor le.Tensor "
-    "lt.Tensor maximum.default minimum.default pow.Tensor_Tensor clamp_min.Tensor clamp_max.Tensor "
-    "sigmoid_backward.default tanh_backward.default silu_backward.default gelu_backward.default"
-).split()
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "eq.Tensor", "ne.Tensor",
+    "ge.Tensor", "gt.Tensor", "le.Tensor", "lt.Tensor", "maximum.default", "minimum.default",
+    "pow.Tensor_Tensor", "clamp_min.Tensor", "clamp_max.Tensor", "sigmoid_backward.default",
+    "tanh_backward.default", "silu_backward.default", "gelu_backward.default",
+)  # fmt: skip
 NUMBER = (
-    "mul.Scalar div.Scalar eq.Scalar ne.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar "
-    "pow.Tensor_Scalar clamp_min.default clamp_max.default"
-).split()
+    "mul.Scalar", "div.Scalar", "eq.Scalar", "ne.Scalar", "ge.Scalar", "gt.Scalar", "le.Scalar",
+    "lt.Scalar", "pow.Tensor_Scalar", "clamp_min.default", "clamp_max.default",
+)  # fmt: skip
 CASES: dict[str, tuple[Any, ...]] = {
     **{f"{name}.default": (B,) for name in UNARY},
-    **{name: (B, C) for name in BINARY},
-    **{name: (B, 0.7) for name in NUMBER},
+    **dict.fromkeys(BINARY, (B, C)),
+    **dict.fromkeys(NUMBER, (B, 0.7)),
     "pow.Scalar": (2.0, A),
     "clamp.default": (A, -0.5, 0.5),
     "clamp.Tensor": (A, C, D),
