@@ -55,6 +55,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "nll_loss_backward.default": (WEIGHT / 5, A, LABELS, None, 1, -100, WEIGHT),
     "clone.default": (A.t(),),
     "_to_copy.default": (A,),
+    "zeros.default": ([5, 12],),
+    "zeros_like.default": (A,),
     "bernoulli.p": (A, 0.3),
 }
 KEYWORDS: dict[str, dict[str, Any]] = {
@@ -79,6 +81,13 @@ def test_a_place_gets_the_bits_of_the_plain_call(name: str) -> None:
     assert torch.equal(place, plain)
     assert place.stride() == plain.stride()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_empty_tensor_is_its_place() -> None:
+    for kind, given in (("aten.empty.memory_format", [60]), ("aten.empty_like.default", A)):
+        form = out_form(kind)
+        assert form is not None
+        assert form(given, out=B) is B
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Only of kernels that torch generates both forms of from one implementation ("structured"), or whose
 plain form calls this one (abs, where): the bits are the same, and a test compares each. Other calls
-have such a form too, but it copies what the plain one returns. The forms of copies, of random bits
-and of arithmetic with a number are what their plain calls do inside.
+have such a form too, but it copies what the plain one returns. The forms of copies, empty tensors,
+zeros, random bits and arithmetic with a number are what their plain calls do inside.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pardnn.graph.ir import Op
 #: From so many bytes on a tensor has a place: such blocks go back to the system if they are freed.
 LEAST_BYTES = 128 << 10
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
+_EMPTY = frozenset({"aten.empty.memory_format", "aten.empty_like.default"})
+_ZEROS = frozenset({"aten.zeros.default", "aten.zeros_like.default"})
 _BITS = "aten.bernoulli.p"
 _BY_NUMBER = {
     "aten.mul.Scalar": torch.ops.aten.mul.out,
@@ -41,6 +43,10 @@ def out_form(kind: str) -> Callable[..., torch.Tensor] | None:
     """Return the call with a keyword `out`, a tensor of the result's geometry; None without one."""
     if kind in _COPIES:
         return lambda tensor, *_args, out, **_kwargs: out.copy_(tensor)
+    if kind in _EMPTY:
+        return lambda *_args, out, **_kwargs: out
+    if kind in _ZEROS:
+        return lambda *_args, out, **_kwargs: out.zero_()
     if kind == _BITS:
         return lambda _tensor, *args, out, **kwargs: out.bernoulli_(*args, **kwargs)
     if kind in _BY_NUMBER:
