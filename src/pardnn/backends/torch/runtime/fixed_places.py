@@ -44,7 +44,7 @@ def choose_memory(
     movable = [number for number, (op, _) in enumerate(made) if may and may_have_place(op)]
     arrays = plan_arrays(graph, program.plan)
 
-    def choose(growth: float, beyond: int) -> tuple[Layout, bool]:
+    def choose(growth: float, beyond: int) -> Layout:
         room = None if limit_bytes is None else limit_bytes + beyond
         found = choose_places(
             graph, arrays, rank, movable, small_bytes=SMALL_BYTES, growth=growth, room=room
@@ -57,7 +57,7 @@ def choose_memory(
         return Layout(found.bytes, most, places, found.made_peak, has_room)
 
     layout = choose(HEAP_GROWTH, ALLOWANCE_BYTES // 2)
-    return layout if layout.has_room else choose(1.0, 0)
+    return layout if layout.has_room else choose(1.0, 0)._replace(has_room=False)
 
 
 def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
