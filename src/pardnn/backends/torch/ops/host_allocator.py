@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import resource
 from collections.abc import Callable, Iterator
 
 #: Blocks of at least this many bytes are returned to the system when they are freed.
@@ -128,10 +129,13 @@ def as_on_ranks(*, keeps: bool) -> Iterator[None]:
 def keep_next(keeps: bool) -> None:
     """While costs are measured, keep what the next calls allocate, as a fixed place would.
 
+    Under a limit of the process, nothing is: a heap of large blocks grows.
+
     Args:
         keeps: Whether they have places.
     """
-    if _measured is not None:
+    bound, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if _measured is not None and bound == resource.RLIM_INFINITY:
         _set({_M_MMAP_THRESHOLD: _MOST if keeps else _measured})
 
 

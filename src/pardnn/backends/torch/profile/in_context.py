@@ -51,6 +51,9 @@ MEMORY_SHARE = 0.5
 #: Hyperparameters on the host, such as a rate or a decay: small, so that parameters stay small.
 _HOST_FLOAT = 1e-3
 
+#: Times the live bytes that a heap takes which keeps all blocks; mostly less (decision 040).
+WASTE = 3
+
 
 class _Item(NamedTuple):
     """One op of the run, its call (None: nothing to run), and what happens to values around it.
@@ -95,7 +98,8 @@ def profile_in_context(
         items = list(_items(graph))
         env = {t.name: make(t.name) for op in graph.ops if op.is_source for t in op.outputs}
     else:
-        items, env = list(_bounded_items(graph, budget)), {}
+        keeps = WASTE * budget <= available_bytes()
+        items, env = list(_bounded_items(graph, budget, keeps=keeps)), {}
     taken: list[list[float]] = [[] for _ in items]
     failed: set[int] = set()
     with undisturbed() as timed:
@@ -148,12 +152,13 @@ def _items(graph: Graph) -> Iterator[_Item]:
         yield _Item(op, call, may_have_place(op), (), (), tuple(ending[at]))
 
 
-def _bounded_items(graph: Graph, budget: int) -> Iterator[_Item]:
+def _bounded_items(graph: Graph, budget: int, *, keeps: bool) -> Iterator[_Item]:
     """Yield the ops in topological order, with what keeps the values within a budget of bytes."""
     ops = _in_order(graph)
     for op, visit in zip(ops, visits(ops, budget), strict=True):
         call = bind(op, "cpu") if visit.is_run and not is_free(op) else None
-        yield _Item(op, call, False, visit.evicted, visit.made, visit.ended)
+        has_place = keeps and may_have_place(op)
+        yield _Item(op, call, has_place, visit.evicted, visit.made, visit.ended)
 
 
 class _Values:
