@@ -37,6 +37,7 @@ from pardnn.planner.submesh.decide import (
 )
 from pardnn.planner.submesh.near import decide_mixed_near, starts_mixed
 from pardnn.planner.to_run import algorithms_of
+from pardnn.planner.unlimited import decide_fitting, reused
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import PlanResult
 from pardnn.time_limit import OutOfTimeError, no_time_limit, time_limit
@@ -86,7 +87,7 @@ def _searched(problem: Problem, keep_best: bool) -> Outcome:
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
-            return decide_preferred(problem, _decided)
+            return decide_preferred(problem, functools.partial(decide_fitting, decide=_decided))
     except OutOfTimeError:
         note = f"{problem.options.algorithm} was cut off by the time limit"
         best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)
@@ -213,6 +214,10 @@ def _on_devices(problem: Problem, names: Sequence[str], decide: Decide | None = 
 
 def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
+    return reused(problem, names, _best_anew)
+
+
+def _best_anew(problem: Problem, names: Sequence[str]) -> Outcome:
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)
     is_placing = any(name not in SHARDED for name in names)

@@ -35,6 +35,7 @@ class SearchLog:
         score: Of the best plan; see `outcome.score`.
         partitioned_ops: Local ops of the cuts that were tried.
         without_room: Names of cuts of the problem's own graph that do not fit any device.
+        check: Called with each complete plan of the problem, which it may refuse by raising.
         least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
 
@@ -48,6 +49,7 @@ class SearchLog:
         self.score = (math.inf, math.inf) if within is None else within.score
         self.partitioned_ops = 0
         self.without_room: set[str] = set()
+        self.check: Callable[[Complete], None] | None = None
         self.least_ratio: float | None = None
         self._part = part if within is None else within._part + part
         self._root = self if within is None else within._root
@@ -83,8 +85,16 @@ class SearchLog:
 
     def keep(self, found: Complete, score: tuple[float, float]) -> None:
         """Keep a plan of the problem if it is the best so far, from any part of the search."""
+        if self.check is not None:
+            self.check(found)
         if self.best is None or score < self.score:
             self.best, self.score = found, score
+
+    def take(self, other: SearchLog) -> None:
+        """Take over what another search for the same problem has tried, and its best."""
+        self.tried[:], self.best, self.score = other.tried, other.best, other.score
+        self.partitioned_ops += other.partitioned_ops
+        self.measuring_s += other.measuring_s
 
     def note_ratio(self, ratio: float) -> None:
         """Note how many times as long as estimated a cut takes, simulated."""

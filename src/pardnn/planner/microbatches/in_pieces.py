@@ -46,7 +46,7 @@ def problem_in_pieces(
         problem.in_pieces[count] = known
     pieces, inner = known
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    return pieces, dataclasses.replace(inner, log=log)
+    return pieces, dataclasses.replace(inner, cluster=problem.cluster, log=log)
 
 
 def _cut(problem: Problem, pieces: Pieces) -> Problem:
