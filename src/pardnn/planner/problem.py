@@ -131,7 +131,9 @@ class Problem:
         """Return the same problem on devices of any memory, with a log of its own."""
         devices = tuple(dataclasses.replace(each, memory=None) for each in self.cluster.devices)
         cluster = dataclasses.replace(self.cluster, devices=devices)
-        free = dataclasses.replace(self, cluster=cluster, log=SearchLog(self.log.watch))
+        free = dataclasses.replace(
+            self, cluster=cluster, log=SearchLog(self.log.watch, beside=self.log)
+        )
         vars(free)["in_pieces"] = self.in_pieces  # cuts of the batch know no limits
         return free
 
