@@ -18,8 +18,8 @@ from pardnn.planner import portfolio
 from pardnn.planner.algorithms import AUTO_SMALL
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide_best
 from testbed.hand_graphs import pipeline, pipeline_cluster
 from tests.long_cases import long_but
 

@@ -124,7 +124,7 @@ def test_a_solver_asked_for_by_name_is_replaced(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("pardnn.place.baselines.exact.GRACE_S", 0.1)
     (tmp_path / f"{module}.py").write_text(does)
-    monkeypatch.setattr("pardnn.planner.polished.polish_best", lambda *a, **_: (a[2][0], 0))
+    monkeypatch.setattr("pardnn.planner.search.polished.polish_best", lambda *a, **_: (a[2][0], 0))
     options = PlanOptions(algorithm=algorithm, time_limit=0.5 if does == HANGS else 60.0)
     graph = random_graph(3, 20, "layered", memory=False)
     problem = Problem(graph, cluster_of(2), graph_costs(graph), options)

@@ -13,9 +13,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome, score
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
-from pardnn.planner.unlimited import decide_fitting, reused
+from pardnn.planner.search.portfolio import decide
+from pardnn.planner.search.unlimited import decide_fitting, reused
 from pardnn.sim.peak import peaks
 from tests.strategies import random_graph
 

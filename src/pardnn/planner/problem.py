@@ -25,7 +25,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.start.earlier import layouts_before, places_before
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.sharding import FixedLayouts

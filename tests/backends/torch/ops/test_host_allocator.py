@@ -17,8 +17,8 @@ from pardnn.backends.torch.launch import rank
 from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.op_times import machine_of
-from pardnn.backends.torch.runtime import memory_limits
-from pardnn.backends.torch.runtime.memory_limits import data_bytes
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.limits import data_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
@@ -65,7 +65,7 @@ def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) ->
 IMPORTS = """
 import random, resource
 from pardnn.backends.torch.ops.host_allocator import *
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
+from pardnn.backends.torch.runtime.memory.limits import HeapGuard, data_bytes
 def kept(size):
     before = data_bytes()
     blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]

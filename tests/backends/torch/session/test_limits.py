@@ -14,8 +14,8 @@ import pardnn
 from pardnn.backends.torch import parallelize
 from pardnn.backends.torch.devices import rank_memory_bytes
 from pardnn.backends.torch.ops import host_allocator, out_forms
-from pardnn.backends.torch.runtime import memory_limits
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.limits import HeapGuard, data_bytes
 from pardnn.errors import InfeasibleError, RankError
 from pardnn.planner import next_plan
 from tests.backends.torch.ranks import connect, run_ranks

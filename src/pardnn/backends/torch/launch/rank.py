@@ -38,11 +38,11 @@ from pardnn.backends.torch.launch.job import (
 from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.ops.host_allocator import pin_allocator
-from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor
-from pardnn.backends.torch.runtime.fixed_places import choose_memory
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.access import SpreadObjects

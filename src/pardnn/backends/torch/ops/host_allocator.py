@@ -11,7 +11,7 @@ blocks stay with glibc. Its threshold above which a block has its own mapping gr
 blocks would then stay in its heap and count, so it is pinned to one of three tiers:
 
 - 32 MiB, where it ends by itself, without a limit and as long as a limit has room (`keep_blocks`).
-  No factor bounds how much such a heap wastes, so `runtime.memory_limits.HeapGuard` watches it.
+  No factor bounds how much such a heap wastes, so `runtime.memory.limits.HeapGuard` watches it.
 - 2 MiB, if a plan's limit has room for what a heap of small blocks wastes (`keep_small_blocks`).
 - 128 KiB otherwise.
 

@@ -12,7 +12,7 @@ from pardnn.plan.plan import Tried
 
 
 class Complete(Protocol):
-    """A complete plan of the problem, as `planner.portfolio.Outcome` is."""
+    """A complete plan of the problem, as `planner.search.portfolio.Outcome` is."""
 
     @property
     def makespan_s(self) -> float:

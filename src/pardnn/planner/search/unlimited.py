@@ -21,7 +21,7 @@ from pardnn.place.ordering.memory_bounded import limits
 from pardnn.planner.algorithms import BEST, BEST_WHOLE
 from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
-from pardnn.planner.search_log import Complete
+from pardnn.planner.search.log import Complete
 from pardnn.sim.peak import peaks
 from pardnn.time_limit import OutOfTimeError, seconds_left, time_limit
 

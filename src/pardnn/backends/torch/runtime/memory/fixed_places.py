@@ -16,7 +16,7 @@ from pardnn.backends.torch.arena import Arena, Layout
 from pardnn.backends.torch.devices import strides_of
 from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, SMALL_BYTES
 from pardnn.backends.torch.ops.out_forms import bind_into, may_have_place
-from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES, choose_heap
+from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES, choose_heap
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.ir import Op
 from pardnn.plan.places import choose_places
