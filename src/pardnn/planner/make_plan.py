@@ -26,6 +26,7 @@ from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
+from pardnn.planner.start.unlimited import decide_fitting, reused
 from pardnn.planner.steering.conflicts import steered, with_constraints
 from pardnn.planner.steering.constrained import constrained, refused
 from pardnn.planner.steering.preferences import decide_preferred
@@ -37,7 +38,6 @@ from pardnn.planner.submesh.decide import (
 )
 from pardnn.planner.submesh.near import decide_mixed_near, starts_mixed
 from pardnn.planner.to_run import algorithms_of
-from pardnn.planner.unlimited import decide_fitting, reused
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import PlanResult
 from pardnn.time_limit import OutOfTimeError, no_time_limit, time_limit

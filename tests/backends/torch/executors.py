@@ -14,7 +14,7 @@ from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.ops import out_forms
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
-from pardnn.backends.torch.runtime.fixed_places import choose_memory
+from pardnn.backends.torch.runtime.memory_limits import choose_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.sources import batch_indices

@@ -36,7 +36,7 @@ def test_places_count_while_they_are_open() -> None:
     assert b.min() == 1.0
     assert data_bytes() - before > 60 * MIB
     arena.close()
-    assert data_bytes() - before < 4 * MIB
+    assert data_bytes() - before < 32 * MIB  # other threads have their own
     arena.open(first)
     assert arena.places["a"] is a
 

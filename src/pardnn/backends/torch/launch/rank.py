@@ -42,7 +42,7 @@ from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor
-from pardnn.backends.torch.runtime.fixed_places import choose_memory
+from pardnn.backends.torch.runtime.memory_limits import choose_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.access import SpreadObjects

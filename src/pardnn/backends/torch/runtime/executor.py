@@ -31,9 +31,8 @@ from pardnn.backends.torch.runtime.failures import (
     out_of_memory,
     recent_actions,
 )
-from pardnn.backends.torch.runtime.fixed_places import placed
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory
+from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory, placed
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import is_random, random_stream

@@ -2,8 +2,10 @@
 
 On CPU, `RLIMIT_DATA` counts private writable memory. The limit is set on top of what the process
 holds once everything is imported and connected, plus an allowance for what is not tensors. Freed
-tensors have to go back to the system for that (`ops.host_allocator`). On CUDA the caching allocator
-has a limit per process.
+tensors have to go back to the system for that (`ops.host_allocator`), but for those at fixed
+places: storages that the plan frees within the step, of ops that can write into memory that they
+are given (`ops.out_forms`), share pages that the rank keeps from step to step (`arena`). On CUDA
+the caching allocator has a limit per process.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.arena import Arena, Layout
+from pardnn.backends.torch.devices import strides_of
 from pardnn.backends.torch.ops.host_allocator import (
     GROWN_BYTES,
     HEAP_GROWTH,
@@ -24,7 +28,13 @@ from pardnn.backends.torch.ops.host_allocator import (
     keep_blocks,
     keep_small_blocks,
 )
+from pardnn.backends.torch.ops.out_forms import bind_into, may_have_place
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.graph.ir import Op
+from pardnn.plan.places import choose_places
+from pardnn.plan.plan import plan_arrays
 
+Call = Callable[[dict[str, Any]], None]
 #: Bytes for what is not tensors: kernels' scratch, code and caches loaded late, threads' stacks.
 ALLOWANCE_BYTES = 48 << 20
 _OUT_OF_MEMORY = (
@@ -62,6 +72,63 @@ def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bo
     has_room = limit_bytes is None or most <= limit_bytes + ALLOWANCE_BYTES // 2
     keep_small_blocks(has_room)
     return has_room
+
+
+def choose_memory(
+    program: Program, rank: int, limit_bytes: int | None, device: torch.device, *,
+    has_places: bool = True,
+) -> Layout:  # fmt: skip
+    """Choose what of a rank's memory stays with it when tensors are freed; tell the allocator.
+
+    Args:
+        program: What runs.
+        rank: The rank.
+        limit_bytes: Of its tensors; None without limit.
+        device: Of the rank: only on a CPU tensors have places.
+        has_places: Whether they may have.
+    """
+    graph = program.graph
+    made = [(op, tensor) for op in graph.ops for tensor in op.outputs]
+    may = has_places and device.type == "cpu"
+    movable = [number for number, (op, _) in enumerate(made) if may and may_have_place(op)]
+    arrays = plan_arrays(graph, program.plan)
+
+    def choose(growth: float, beyond: int) -> Layout:
+        room = None if limit_bytes is None else limit_bytes + beyond
+        found = choose_places(
+            graph, arrays, rank, movable, small_bytes=SMALL_BYTES, growth=growth, room=room
+        )
+        large = found.large_peak + found.bytes
+        has_room = choose_heap(found.small_peak, large, limit_bytes)
+        others = int(found.large_peak + growth * found.small_peak)
+        most = None if room is None else max(room - others, found.bytes)
+        places = tuple((made[number][1], at) for number, at in found.offsets.items())
+        return Layout(found.bytes, most, places, found.made_peak, has_room)
+
+    layout = choose(HEAP_GROWTH, ALLOWANCE_BYTES // 2)
+    return layout if layout.has_room else choose(1.0, 0)._replace(has_room=False)
+
+
+def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
+    """Return a call that writes into the op's place if the arena has one.
+
+    Args:
+        op: The op.
+        call: What runs otherwise.
+        device: Of the rank.
+        arena: Of the rank.
+    """
+    if device.type != "cpu" or not may_have_place(op):
+        return call
+    (output,) = op.outputs
+    name, shape, strides = output.name, output.shape or (), strides_of(output)
+    # A view that is new at each call: an op may change the geometry of its tensor in place.
+    write = bind_into(op, device, lambda: arena.places[name].as_strided(shape, strides))
+
+    def run(env: dict[str, Any]) -> None:
+        (write if name in arena.places else call)(env)
+
+    return run
 
 
 class HeapGuard:

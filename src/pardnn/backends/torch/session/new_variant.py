@@ -25,7 +25,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.filled_containers import filled_names
-from pardnn.backends.torch.runtime.fixed_places import choose_memory
+from pardnn.backends.torch.runtime.memory_limits import choose_memory
 from pardnn.backends.torch.runtime.notices import (
     Made,
     changed_values,

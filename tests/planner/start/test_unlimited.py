@@ -15,7 +15,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome, score
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
-from pardnn.planner.unlimited import decide_fitting, reused
+from pardnn.planner.start.unlimited import decide_fitting, reused
 from pardnn.sim.peak import peaks
 from tests.strategies import random_graph
 
