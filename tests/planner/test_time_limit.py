@@ -14,12 +14,12 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan, Tried
-from pardnn.planner import portfolio
 from pardnn.planner.algorithms import AUTO
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.report.results import PlanResult
 from tests.place.machines import cluster_of
 from tests.strategies import random_graph

@@ -26,12 +26,13 @@ from pardnn.place.polish.search import search_kernel
 from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import PlanArrays, plan_from_arrays
-from pardnn.planner import algorithms, portfolio
+from pardnn.planner import algorithms
 from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, OF_PERIOD, SOLVER_BASED, STAGED
 from pardnn.planner.compare import compare
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
