@@ -18,7 +18,7 @@ from pardnn.backends.torch.comm import stop_signal
 from pardnn.backends.torch.deferred_init import blocks
 from pardnn.backends.torch.launch import processes, rank
 from pardnn.backends.torch.profile import of_file, ping_pong
-from pardnn.backends.torch.runtime import memory_limits
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
 from pardnn.backends.torch.user_step.guards import content
 from pardnn.checkpoint import pieces
 from pardnn.cost import host_link

@@ -42,8 +42,8 @@ from pardnn.graph.ir import Graph
 from pardnn.planner.algorithms import ALGORITHMS, algorithms_to_try
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of

@@ -29,8 +29,8 @@ from pardnn.place.pardnn.step1_makespan import emulated
 from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.machine import machine_of
 from testbed.families import family_graph, training_step

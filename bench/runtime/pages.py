@@ -3,9 +3,10 @@
     python -m bench pages [--target examples/gpt2.py:training] [--steps 6] [-o PAGE]
 
 A limit holds for what a rank has of the system, so freed tensors go back, and new ones have fresh
-pages. The step is run as the user wrote it, in a process without a limit, and by `pardnn run` under
-a limit, with tensors on pages of 4 KiB (as torch does by itself) and of 2 MiB (as ranks have). The
-fastest step after the first counts. Predictions come from costs measured with the same pages.
+pages, except those at fixed places. The step is run as the user wrote it, in a process without a
+limit, and by `pardnn run` under a limit, with tensors on pages of 4 KiB (as torch does by itself)
+and of 2 MiB (as ranks have). The fastest step after the first counts.
+Predictions come from costs measured with the same pages.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import ADD, ADD_IN_PLACE
 from pardnn.plan.plan import plan_arrays, planned_graph
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.planner.sharded import complete
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.decide import decide_sharded

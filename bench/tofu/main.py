@@ -39,8 +39,8 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from pardnn.planner.options import Objective, PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.planner.warm_up import warm_up
 from pardnn.shard.search.tofu import find_sharding

@@ -31,8 +31,8 @@ from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.layer_round_robin import whole_layers
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.sim.peak import one_device_peak

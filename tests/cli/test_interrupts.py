@@ -20,11 +20,11 @@ from pardnn.cli import main as command_line
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
-from pardnn.planner import portfolio
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches import decide as microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 
 #: Two modules that the command line loads send the interrupt, and one later turns it into an error.
 WHILE_LOADING = """

@@ -49,19 +49,6 @@ def test_copies_of_each_tensor_on_each_device_are_apart() -> None:
     assert memory_profiles(graph, plan_arrays(graph, plan))[0] == [5, 5 + 7 + 2, 5 + 2 + 3]
 
 
-def test_small_and_large_blocks_are_apart() -> None:
-    """Storages of 5 bytes or more, copies and workspaces among them, and those of less."""
-    graph, plan = exchange("a")
-    ops = [dataclasses.replace(op, workspace={"d": 6, "f": 4}.get(op.name, 0)) for op in graph.ops]
-    graph = build_graph("exchange", ops)
-    arrays = plan_arrays(graph, plan)
-    assert memory_profiles(graph, arrays, least=5) == [[5, 7 + 6, 0], [7, 7 + 5, 5]]
-    assert memory_profiles(graph, arrays, below=5) == [[0, 2, 2 + 3 + 4], [0, 1, 1 + 4]]
-    assert memory_profiles(graph, arrays) == [[5, 15, 9], [7, 13, 10]]
-    assert peak_bytes(graph, arrays, least=5) == [13, 12]
-    assert peak_bytes(graph, arrays, below=5) == [9, 5]
-
-
 def test_what_is_received_into_another_storage_takes_no_room() -> None:
     graph, plan = exchange("a")
     arrays = plan_arrays(graph, plan)

@@ -23,10 +23,11 @@ from pardnn.place.ordering.schedule import free_plan
 from pardnn.place.pardnn import pardnn as placer
 from pardnn.place.polish import polish, search
 from pardnn.plan.plan import Plan, Predicted, plan_arrays
-from pardnn.planner import make_plan, portfolio, warm_up
+from pardnn.planner import make_plan, warm_up
 from pardnn.planner.costs import stated_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.sim.peak import peaks
 from tests.long_cases import long_but
 from tests.strategies import graphs

@@ -14,12 +14,12 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan, Tried
-from pardnn.planner import portfolio
 from pardnn.planner.algorithms import AUTO
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.report.results import PlanResult
 from tests.place.machines import cluster_of
 from tests.strategies import random_graph
@@ -124,7 +124,7 @@ def test_a_solver_asked_for_by_name_is_replaced(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("pardnn.place.baselines.exact.GRACE_S", 0.1)
     (tmp_path / f"{module}.py").write_text(does)
-    monkeypatch.setattr("pardnn.planner.polished.polish_best", lambda *a, **_: (a[2][0], 0))
+    monkeypatch.setattr("pardnn.planner.search.polished.polish_best", lambda *a, **_: (a[2][0], 0))
     options = PlanOptions(algorithm=algorithm, time_limit=0.5 if does == HANGS else 60.0)
     graph = random_graph(3, 20, "layered", memory=False)
     problem = Problem(graph, cluster_of(2), graph_costs(graph), options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
+from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES
 
 #: 400 MiB of weights; with gradients and moments of AdamW 1.6 GiB, of which each rank holds a half.
 SCRIPT = """
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 import pardnn
 import pardnn.backends.torch.parallelize
-from pardnn.backends.torch.runtime.memory_limits import warm_up
+from pardnn.backends.torch.runtime.memory.limits import warm_up
 
 LAYERS, WIDTH = 25, 2048
 

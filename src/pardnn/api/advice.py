@@ -30,7 +30,7 @@ from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
-from pardnn.planner.search_log import Watch
+from pardnn.planner.search.log import Watch
 from pardnn.planner.start.earlier import started
 from pardnn.planner.steering.conflicts import steered
 from pardnn.planner.steering.constrained import constrained

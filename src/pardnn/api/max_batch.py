@@ -27,9 +27,9 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.offload.placed import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
+from pardnn.planner.search.portfolio import decide
 from pardnn.planner.warm_up import warm_up
 from pardnn.planner.without_plan.baselines import estimated_baselines
 from pardnn.report.progress import progress_bar, status

@@ -134,23 +134,14 @@ def _last_uses(a: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " s"]:
     return last
 
 
-def memory_profiles(
-    graph: Graph, plan: PlanArrays, *, least: int = 0, below: int | None = None
-) -> list[list[int]]:
+def memory_profiles(graph: Graph, plan: PlanArrays) -> list[list[int]]:
     """Return, per device, the bytes live while each op of its order runs.
 
     Args:
         graph: The graph that the plan places.
         plan: A plan.
-        least: Bytes of a block, storage or workspace, from which on it counts.
-        below: Bytes from which on it does not; None: all count.
     """
-
-    def counted(sizes: Int64[ndarray, " s"]) -> Int64[ndarray, " s"]:
-        return np.where((sizes >= least) & (below is None or sizes < below), sizes, 0)
-
     found = all_storages(graph, plan)
-    found = found._replace(bytes=counted(found.bytes))
     is_there = found.allocated < 0
     first = plan.order_ptr[found.device]
     change = np.zeros(graph.arrays.num_ops + 1, dtype=np.int64)
@@ -160,7 +151,7 @@ def memory_profiles(
     is_freed &= found.released + 1 < length  # else with the next device's first op
     np.subtract.at(change, (first + found.released + 1)[is_freed], found.bytes[is_freed])
     residual = _residual(found, plan.num_devices)
-    workspace = counted(graph.arrays.workspace[plan.order_op])
+    workspace = graph.arrays.workspace[plan.order_op]
     return [
         (held + np.cumsum(change[begin:end]) + workspace[begin:end]).tolist()
         for held, begin, end in zip(
@@ -190,16 +181,11 @@ def _residual(found: Storages, num_devices: int) -> list[int]:
     return residual.tolist()
 
 
-def peak_bytes(
-    graph: Graph, plan: PlanArrays, *, least: int = 0, below: int | None = None
-) -> list[int]:
+def peak_bytes(graph: Graph, plan: PlanArrays) -> list[int]:
     """Return the largest number of bytes that each device ever holds; 0 for an idle one.
 
     Args:
         graph: The graph that the plan places.
         plan: A plan.
-        least: See `memory_profiles`.
-        below: See `memory_profiles`.
     """
-    profiles = memory_profiles(graph, plan, least=least, below=below)
-    return [max(profile, default=0) for profile in profiles]
+    return [max(profile, default=0) for profile in memory_profiles(graph, plan)]

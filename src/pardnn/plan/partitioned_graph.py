@@ -117,9 +117,12 @@ def check_batch_is_read_only(graph: Graph) -> None:
     """
     written = written_inputs(graph)
     if written:
+        what, instead = "the batch tensor", "let the step write a copy"
+        if ".param_groups." in f".{written[0]}":  # read at each call, as a learning rate is
+            what, instead = "the tensor of a group", 'keep it in optimizer.state["name"]'
         raise UnsupportedError(
-            f"the step writes the batch tensor {shown(written[0])} in place, so its ops cannot be "
-            "cut.\nPlace whole ops (--algorithm auto-whole), or let the step write a copy.",
+            f"the step writes {what} {shown(written[0])} in place, so its ops cannot be cut.\n"
+            f"Place whole ops (--algorithm auto-whole), or {instead}.",
             code="E823",
             details={"inputs": written},
         )

@@ -14,8 +14,8 @@ from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
-from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide_best
 from pardnn.planner.sharded.decide import fitting_plans
 from pardnn.planner.steering.constrained import constrained
 from pardnn.planner.warm_up import warm_up

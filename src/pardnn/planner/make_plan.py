@@ -22,10 +22,11 @@ from pardnn.planner.microbatches.cut_pieces import (
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.offload.placed import decide_offloaded, lies_on_host
 from pardnn.planner.outcome import Decide, Outcome
-from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
-from pardnn.planner.search_log import SearchLog, Watch
+from pardnn.planner.search.log import SearchLog, Watch
+from pardnn.planner.search.portfolio import decide_best
+from pardnn.planner.search.unlimited import decide_fitting, reused
 from pardnn.planner.steering.conflicts import steered, with_constraints
 from pardnn.planner.steering.constrained import constrained, refused
 from pardnn.planner.steering.preferences import decide_preferred
@@ -86,7 +87,7 @@ def _searched(problem: Problem, keep_best: bool) -> Outcome:
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
-            return decide_preferred(problem, _decided)
+            return decide_preferred(problem, functools.partial(decide_fitting, decide=_decided))
     except OutOfTimeError:
         note = f"{problem.options.algorithm} was cut off by the time limit"
         best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)
@@ -213,6 +214,10 @@ def _on_devices(problem: Problem, names: Sequence[str], decide: Decide | None = 
 
 def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
+    return reused(problem, names, _best_anew)
+
+
+def _best_anew(problem: Problem, names: Sequence[str]) -> Outcome:
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)
     is_placing = any(name not in SHARDED for name in names)

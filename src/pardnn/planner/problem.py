@@ -25,7 +25,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.start.earlier import layouts_before, places_before
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.sharding import FixedLayouts
@@ -47,6 +47,7 @@ class Problem:
         log: Of the search.
         allowed: Whether constraints let a device run an op (see `steering`); None: all.
         below: Seconds of a known plan; a plan that cannot be faster need not be made.
+        free: Outcomes of searches without limits, by graph and algorithms; None: none are kept.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Problem:
     log: SearchLog = field(default_factory=SearchLog)
     allowed: Bool[ndarray, "n k"] | None = None
     below: float = math.inf
+    free: dict[Any, Any] | None = None
 
     @functools.cached_property
     def machine(self) -> Machine:
@@ -124,6 +126,16 @@ class Problem:
         """The graph along with the whole step; with itself if its batch is whole."""
         graph = self.graph
         return self.cut or CutStep(graph, fastest_seconds(self.machine), graph, frozenset(), 1)
+
+    def without_limits(self) -> Problem:
+        """Return the same problem on devices of any memory, with a log of its own."""
+        devices = tuple(dataclasses.replace(each, memory=None) for each in self.cluster.devices)
+        cluster = dataclasses.replace(self.cluster, devices=devices)
+        free = dataclasses.replace(
+            self, cluster=cluster, log=SearchLog(self.log.watch, beside=self.log)
+        )
+        vars(free)["in_pieces"] = self.in_pieces  # cuts of the batch know no limits
+        return free
 
     def with_options(self, **changed: Any) -> Problem:
         """Return the same problem with some options changed."""

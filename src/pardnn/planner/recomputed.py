@@ -34,7 +34,7 @@ from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of

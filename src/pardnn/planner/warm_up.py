@@ -37,8 +37,8 @@ from pardnn.place.polish.polish import load_kernels
 from pardnn.place.polish.search import search_kernel
 from pardnn.planner.algorithms import ALGORITHMS, SOLVER_BASED
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.sim import engine
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.dynamic import emulate

@@ -11,8 +11,10 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
+from pardnn.backends.torch.ops import out_forms
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -88,7 +90,9 @@ def on_ranks(
     program = Program(captured(factory), plan)
 
     def body(rank: int, store: str) -> list[Any]:
+        out_forms.LEAST_BYTES = 1  # all that can have a place have one
         executor, binding, args = executor_of(factory, program, rank, store)
+        executor.layout = choose_memory(program, rank, None, torch.device("cpu"))
         indices = tuple(k for k, arg in enumerate(args) if any(arg is e for e in binding.example()))
         torch.manual_seed(99)
         losses = []

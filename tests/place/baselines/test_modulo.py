@@ -14,8 +14,8 @@ from pardnn.place.ordering.pieces import piece_by_piece, pieces_of
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide
 from pardnn.sim.engine import simulate
 from testbed.hand_graphs import ACTIVATION, StageTimes, pipeline, pipeline_cluster
 from tests.place.machines import machine_for

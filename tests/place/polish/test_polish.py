@@ -26,13 +26,14 @@ from pardnn.place.polish.search import search_kernel
 from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import PlanArrays, plan_from_arrays
-from pardnn.planner import algorithms, portfolio
+from pardnn.planner import algorithms
 from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, OF_PERIOD, SOLVER_BASED, STAGED
 from pardnn.planner.compare import compare
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
+from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
@@ -253,7 +254,7 @@ def test_what_is_far_from_a_plan_that_is_there_is_not_polished(
         starts.append(len(plans))
         return plans[0], 0
 
-    monkeypatch.setattr("pardnn.planner.polished.polish_best", polished)
+    monkeypatch.setattr("pardnn.planner.search.polished.polish_best", polished)
     graph = random_graph(4, 40, "in-tree")
     problem = Problem(graph, cluster_of(3), graph_costs(graph), PlanOptions(reserve=0.0))
     names = ["heft", "single"]
@@ -284,10 +285,10 @@ def test_local_search_begins_from_the_best_two_and_the_best_stages(
         starts.extend(plans)
         return plans[0], 0
 
-    monkeypatch.setattr("pardnn.planner.polished.polish_best", polished)
+    monkeypatch.setattr("pardnn.planner.search.polished.polish_best", polished)
     monkeypatch.setattr(portfolio, "decide", lambda _problem, name, **_: of[name])
     monkeypatch.setattr(portfolio, "_bound", lambda _problem: 0.0)
-    monkeypatch.setattr("pardnn.planner.polished.FEW_OPS", few)
+    monkeypatch.setattr("pardnn.planner.search.polished.FEW_OPS", few)
     decide_best(problem, [*of], polish=True)
     stages = [of["1f1b"]] if "1f1b" in of else []
     expected = sorted([of["pardnn"], of["heft"], *stages], key=lambda found: found.makespan_s)

@@ -386,6 +386,9 @@ def test_a_step_that_writes_its_batch_is_not_cut() -> None:
         check_batch_is_read_only(build_graph("written", [weight, source]))
     assert error.value.code == "E823"
     assert error.value.details == {"inputs": ["x"]}
+    source = dataclasses.replace(source, name="o.param_groups.0.scale")
+    with pytest.raises(UnsupportedError, match=r"of a group 'o.param[\s\S]+optimizer.state\["):
+        check_batch_is_read_only(build_graph("written", [weight, source]))
 
 
 def test_of_what_is_written_the_batch_alone_is_read_by_the_caller() -> None:

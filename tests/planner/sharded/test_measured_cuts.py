@@ -8,8 +8,8 @@ import pytest
 from pardnn.cluster import Cluster
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.planner.sharded import complete
 from pardnn.planner.sharded import decide as cuts
 from pardnn.planner.sharded.complete import ShardedPlan

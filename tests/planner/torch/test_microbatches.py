@@ -22,7 +22,6 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.pieces import INTO, Pieces
 from pardnn.plan.plan import Plan, planned_graph
-from pardnn.planner import portfolio
 from pardnn.planner.costs import costs_for
 from pardnn.planner.finished import finished
 from pardnn.planner.make_plan import make_plan
@@ -30,6 +29,7 @@ from pardnn.planner.microbatches.decide import in_stages
 from pardnn.planner.microbatches.in_pieces import completed, polished_pieces, problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from tests.backends.torch import models
 
 

@@ -21,11 +21,11 @@ from pardnn.backends.torch.deferred_init.deferred import recording_for, recordin
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.ops.host_allocator import grow_heap, pin_allocator
 from pardnn.backends.torch.profile.rank_links import ThisCluster
-from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.gather import resident_names, whole_source
-from pardnn.backends.torch.runtime.memory_meter import live_bytes
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.meter import live_bytes
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
 from pardnn.backends.torch.session.new_variant import Decide, Maker, Prove

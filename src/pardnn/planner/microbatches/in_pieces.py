@@ -13,10 +13,10 @@ from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.outcome import Outcome
-from pardnn.planner.polished import polished
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
+from pardnn.planner.search.polished import polished
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.steering.constrained import constrained
 from pardnn.shard.microbatch.rewrite import cut_batch
@@ -46,7 +46,7 @@ def problem_in_pieces(
         problem.in_pieces[count] = known
     pieces, inner = known
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    return pieces, dataclasses.replace(inner, log=log)
+    return pieces, dataclasses.replace(inner, cluster=problem.cluster, log=log)
 
 
 def _cut(problem: Problem, pieces: Pieces) -> Problem:

@@ -29,7 +29,7 @@ from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import LARGER, rewritten_costs
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.time_limit import check_time

@@ -23,7 +23,7 @@ from pardnn.planner.offload.fewest import fewest
 from pardnn.planner.outcome import Decide, Outcome, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.time_limit import check_time
 

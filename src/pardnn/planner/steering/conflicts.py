@@ -15,8 +15,8 @@ from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demand
 from pardnn.plan.demands.named import named
 from pardnn.planner.algorithms import BEST, mixed_parts
 from pardnn.planner.microbatches.decide import decide_microbatched
-from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide_best
 from pardnn.planner.sharded.decide import can_shard, decide_sharded
 from pardnn.planner.steering.constrained import at_odds, constrained, refused
 from pardnn.planner.submesh.decide import decide_mixed, demanded_parts

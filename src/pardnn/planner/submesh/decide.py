@@ -31,7 +31,7 @@ from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.search_log import SearchLog
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.sharded.decide import MORE_LOCAL_OPS, can_shard
 from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
 from pardnn.planner.submesh.submeshes import submesh_sizes

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.ao import quantization
 from torch.nn.utils import rnn
 
 from pardnn.backends.torch.capture.capture import capture
@@ -234,3 +235,22 @@ def test_the_advised_rewrite(name: str) -> None:
             losses.append(each(*given))
         torch.testing.assert_close(*losses)
     assert_equal(functools.partial(entry, case.rewritten))
+
+
+def quantized(kind: Callable[[], nn.Module]) -> models.Entry:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), kind())
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        return models.train(model, optimizer, model(x).square().mean())
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(4, 6))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fake_quantization_without_a_branch() -> None:
+    fused = quantization.FusedMovingAvgObsFakeQuantize
+    step, args = quantized(quantization.FakeQuantize)
+    with pytest.raises(UnsupportedError, match=f"{fused.__name__} has no branch"):
+        capture(step, *args)
+    assert_equal(lambda: quantized(fused))

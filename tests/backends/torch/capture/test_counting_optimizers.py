@@ -8,10 +8,18 @@ import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UnsupportedError
 from testbed.counting_optimizers import OPTIMIZERS, Lookahead, Ranger
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import run_ranks
-from tests.backends.torch.stepping import Entry, assert_as_eager, eager, on_ranks, small
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    assert_leaves_as_eager,
+    eager,
+    on_ranks,
+    small,
+)
 
 
 def train(model, optimizer, x, y):
@@ -110,3 +118,59 @@ def test_captured_state_is_put_back() -> None:
     before = counts(args)
     capture(step, *args)
     assert counts(args) == before
+
+
+class Normed(torch.optim.SGD):
+    """Leaves norms that it has stacked, as Lamb of pytorch_optimizer does, and never reads them."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        params = self.param_groups[0]["params"]
+        for p, norm in zip(params, torch.stack(torch._foreach_norm(params)), strict=True):
+            self.state[p]["norm"] = norm
+        super().step(closure)
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_norms_that_an_optimizer_leaves_in_its_state(taken: int) -> None:
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = Normed(model.parameters(), lr=0.1)
+        for _ in range(taken):
+            train(model, optimizer, x, y)
+        norms = lambda: [state.get("norm") for state in optimizer.state.values()]  # noqa: E731
+        return train, (model, optimizer, x, y), norms
+
+    assert_leaves_as_eager(make)
+
+
+class Scaled(torch.optim.SGD):
+    """Scales its rate by what the step before has found, as AvaGrad does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.param_groups[0].update(step=0, gamma=None)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["step"] += 1
+        rate = group["lr"] if group["step"] == 1 else group["gamma"] * group["lr"]
+        for p in group["params"]:
+            p.add_(p.grad, alpha=-rate)
+        group["gamma"] = 1 / (1 + sum(p.grad.norm().item() for p in group["params"]))
+
+
+def test_a_number_that_the_first_step_makes_is_there_after_one_of_ones_own() -> None:
+    model, x, y = small()
+    with pytest.raises(UnsupportedError, match=r"run one step of\s+your own") as caught:
+        capture(train, model, Scaled(model.parameters()), x, y)
+    assert "'NoneType' and 'float'" in caught.value.message
+
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = Scaled(model.parameters())
+        train(model, optimizer, x, y)
+        return train, (model, optimizer, x, y), [model, optimizer.param_groups]
+
+    assert_leaves_as_eager(make)

@@ -76,6 +76,16 @@ def reads(m: Any, keys: torch.Tensor) -> torch.Tensor:
     return some + keys[:, i].sum() + row.sum()
 
 
+def moved(m: Any, keys: torch.Tensor) -> torch.Tensor:
+    """Sums of a number of the batch: positions of it are not read as numbers."""
+    i: Any = keys[0].argmax().item()
+    j = (keys[1].argmax() + 1).item() + 2
+    m.queue[:, j] = keys[0]
+    return (
+        m.queue[:, i + 2 : i + 5].sum() + m.queue.narrow(1, i + 1, 3).std() + m.queue[i - 1].sum()
+    )
+
+
 def written_through(m: Any, keys: torch.Tensor) -> torch.Tensor:
     m.queue[:, int(m.pointer)].copy_(keys[0])
     return m.queue.sum()
@@ -103,7 +113,7 @@ def test_the_pointer_of_a_queue() -> None:
     assert_equal(functools.partial(made, slices))
 
 
-@pytest.mark.parametrize("use", [bounds_of_tensors, reads])
+@pytest.mark.parametrize("use", [bounds_of_tensors, reads, moved])
 def test_positions(use: Use) -> None:
     test_capture_equal.assert_equal(functools.partial(made, use))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.rewrites import patches
 from pardnn.backends.torch.ops.host_scalars import choose
+from pardnn.errors import UnsupportedError
 from tests.backends.torch import beside_eager, executors, models
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_capture_equal import assert_equal
@@ -213,3 +215,87 @@ def test_gradients_clipped_by_a_limit_that_the_step_makes(is_tensor: bool) -> No
         return step, (model, optimizer, x, y)
 
     beside_eager.assert_equal(make)
+
+
+def _signs(loss: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """Zeros of a gradient have a sign, which losses alone do not show."""
+    (gradient,) = torch.autograd.grad(-loss, h, retain_graph=True)
+    return loss + gradient.signbit().sum()
+
+
+def _twice(loss: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, h, create_graph=True)[0].square().sum()
+
+
+def _less_its_item(h: torch.Tensor, *items: int) -> torch.Tensor:
+    """Zero where the items are, which move from step to step."""
+    for i in items:
+        h = h * (h - h.flatten()[i].detach())
+    return h
+
+
+#: Losses of a hidden layer, of which torch chooses derivatives, or values, by looking.
+LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "prod": lambda h: (1 + h / 9).prod(),
+    "prod-dim": lambda h: h.prod(-1).sum() + h.t().prod(1, keepdim=True).sum(),
+    "prod-dtype": lambda h: h.prod(0, dtype=torch.float64).sum().float(),
+    "prod-one-zero": lambda h: (h[0].relu() * _less_its_item(h, 3)).prod(1).sum(),
+    "prod-several": lambda h: _signs(_less_its_item(h, 1, 3).prod() + h.relu().prod(0).sum(), h),
+    "prod-twice": lambda h: _twice((1 + h / 9).prod(0).square().sum() + (1 + h / 9).prod(), h),
+    "prod-vmap": lambda h: torch.vmap(lambda row: row.prod() + row.max())(h).sum(),
+    "prod-func": lambda h: torch.func.grad(lambda x: x.prod(0).sum())(h).square().sum(),
+    "max": lambda h: _signs(h.max(), h),
+    "median": lambda h: _signs(h.nanmedian(), h),
+    "svdvals": lambda h: h.sum() * torch.linalg.matrix_norm(h.detach() / 99, "nuc"),
+    "eigvalsh": lambda h: h.sum() * torch.linalg.eigvalsh((h @ h.T).detach() / 999).sum(),
+}  # fmt: skip
+
+
+def _of_layer(loss: Callable[[torch.Tensor], torch.Tensor]) -> models.Entry:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 6)
+
+    def step(layer: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        h = layer(x)
+        return models.train(layer, optimizer, loss(h) + layer(x).square().mean())
+
+    return step, (layer, torch.optim.SGD(layer.parameters(), lr=0.02), torch.randn(6, 6))
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_derivatives_that_torch_chooses_by_data(name: str) -> None:
+    assert_equal(lambda: _of_layer(LOOKED_AT[name]))
+
+
+def _product_so_far(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(list(itertools.accumulate(x.unbind(0), torch.mul)), 0)
+
+
+def _determinant(a: torch.Tensor) -> torch.Tensor:
+    sign, log = torch.linalg.slogdet(a)
+    return sign * log.exp()
+
+
+#: What is refused, and what its message advises.
+ADVISED: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {
+    "value of masked_fill": [
+        lambda h: h.masked_fill(h > 0, h.mean()).square().sum(),
+        lambda h: torch.where(h > 0, h.mean(), h).square().sum(),
+    ],
+    "gradient of cumprod": [
+        lambda h: _twice(h.sigmoid().cumprod(0).square().sum(), h),
+        lambda h: _twice(_product_so_far(h.sigmoid()).square().sum(), h),
+    ],
+    "gradient of det": [
+        lambda h: _twice(torch.linalg.det(h), h),
+        lambda h: _twice(_determinant(h), h),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", ADVISED)
+def test_derivatives_that_are_refused_and_what_to_write(what: str) -> None:
+    step, args = _of_layer(ADVISED[what][0])
+    with pytest.raises(UnsupportedError, match=rf"{what} \(.*test_rewrites.py:\d+\)"):
+        capture(step, *args)
+    assert_equal(lambda: _of_layer(ADVISED[what][1]))

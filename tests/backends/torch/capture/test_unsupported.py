@@ -108,9 +108,25 @@ def test_host_randomness_and_iterators():
     def literal(model, optimizer, x, y):
         return models.classify_step(model, optimizer, x * next(numbers), y)
 
+    def seeded(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * random.Random(x[0, 0].item()).random(), y)
+
     assert "random module" in refused(dice, code="E804").message
+    assert "reads the content of a tensor" in refused(seeded, code="E802").message
     assert "takes from 'batches', a list_iterator" in refused(loader, code="E804").message
     assert "takes from 'numbers', a range_iterator" in refused(literal, code="E804").message
+
+
+def test_another_default_dtype():
+    def scaled(model, optimizer, x, y):
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(torch.float64)
+        scale = torch.ones(1) * 0.1
+        torch.set_default_dtype(torch.float32)
+        return models.classify_step(model, optimizer, x * scale.float(), y)
+
+    assert "sets torch's default dtype (" in refused(scaled).message
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pardnn import parallelize
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.trace_ir import geometry_of
 from pardnn.backends.torch.capture.view_overlap import are_disjoint, slices
+from pardnn.errors import UnsupportedError
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 
 
@@ -129,3 +132,67 @@ def test_a_run_of_what_was_changed_is_a_slice():
         # The whole is larger than what was written last, so that no slice makes it.
         kinds = ["aten.slice.Tensor", "aten.slice.Tensor", "aten.as_strided.default"]
         assert [op.kind for op in summed] == kinds
+
+
+def _conjugates(h):
+    """A gradient takes the conjugate of a conjugate, which has the place of neither in memory."""
+    found, other = torch.fft.rfft(h), torch.fft.rfft(h.flip(1))
+    return torch.fft.irfft(found * other.conj(), n=h.shape[1]).square().sum()
+
+
+def _product(h):
+    return ((h * 1j).mH @ (h * 1j)).real.sum()
+
+
+def _eigenvectors(h):
+    found = torch.linalg.eig(h[:, :6])[1].abs()
+    return (found * torch.linspace(-1, 1, 36).view(6, 6)).sum()
+
+
+def _written_through(h):
+    """What is written through a conjugate, and what a conjugate reads after a write."""
+    found = torch.fft.rfft(h) * 1
+    conjugate, negative = found.conj(), found.conj().imag
+    doubled = conjugate * 2
+    conjugate.mul_(1 + 1j)
+    conjugate[0] = 1j
+    negative.mul_(0.5)
+    return (found * (2 + 1j) + doubled * conjugate).imag.sum() + (negative + 1).square().sum()
+
+
+@pytest.mark.parametrize("loss_of", [_conjugates, _product, _eigenvectors, _written_through])
+def test_lazy_conjugates_and_negatives(loss_of):
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 12)
+
+        def step(model, optimizer, x):
+            optimizer.zero_grad()
+            loss = loss_of(model(x))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=1e-4), torch.randn(6, 4))
+
+    assert_equal(make)
+
+
+def test_a_source_whose_memory_holds_its_conjugate_is_refused():
+    model, z = nn.Linear(4, 4), torch.randn(6, 4, dtype=torch.complex64)
+
+    def step(model, optimizer, z):
+        optimizer.zero_grad()
+        loss = (model(z.real) * z).imag.square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    args = model, torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedError, match="lazy conjugate"):
+        capture(step, *args, z.conj())
+    fast = parallelize(step, *args, z)
+    fast(z)
+    with pytest.raises(UnsupportedError, match="lazy conjugate"):
+        fast(z.conj())
+    fast(z.conj().resolve_conj())

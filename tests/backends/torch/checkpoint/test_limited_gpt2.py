@@ -16,7 +16,7 @@ from safetensors.torch import load_model
 import pardnn
 from pardnn.backends.torch.make_step import capture_factory
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.runtime.memory_meter import live_bytes
+from pardnn.backends.torch.runtime.memory.meter import live_bytes
 from pardnn.plan.plan import Plan
 from tests.backends.torch.checkpoint.test_memory import growth
 from tests.backends.torch.checkpoint.training import values

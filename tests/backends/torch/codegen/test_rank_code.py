@@ -13,7 +13,7 @@ import pardnn
 from pardnn.backends.torch.codegen.load import load_step
 from pardnn.backends.torch.codegen.rank_code import plan_code, rank_code
 from pardnn.backends.torch.runtime.binding import Binding
-from pardnn.backends.torch.runtime.memory_meter import live_bytes
+from pardnn.backends.torch.runtime.memory.meter import live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.cluster import Cluster
 from pardnn.errors import FileError, PardnnError

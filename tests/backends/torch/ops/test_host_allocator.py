@@ -7,19 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from pardnn.backends.large_pages import LARGE_PAGES
+from pardnn.backends.torch.arena import Layout
 from pardnn.backends.torch.launch import rank
 from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.op_times import machine_of
-from pardnn.backends.torch.runtime import memory_limits
-from pardnn.backends.torch.runtime.memory_limits import data_bytes
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.limits import data_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
@@ -66,7 +65,7 @@ def test_a_rank_stays_pinned_after_measuring(monkeypatch: pytest.MonkeyPatch) ->
 IMPORTS = """
 import random, resource
 from pardnn.backends.torch.ops.host_allocator import *
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard, data_bytes
+from pardnn.backends.torch.runtime.memory.limits import HeapGuard, data_bytes
 def kept(size):
     before = data_bytes()
     blocks = [torch.empty(size, dtype=torch.uint8) for _ in range(8)]
@@ -88,18 +87,18 @@ with as_on_ranks(keeps=True):
     "guarded": f"""{IMPORTS}
 pin_allocator()
 keep_small_blocks(True)
-guard, blocks = HeapGuard(20 << 20), []
+guard, blocks = HeapGuard(), []
 take = guard.watched(lambda size: blocks.append(torch.empty(size, dtype=torch.uint8)), 3 << 20)
 small = guard.watched(take, 1 << 20)
 print(small is take)
-guard.begin(is_watched=False)  # without a limit
+guard.begin(None)  # without a limit
 print(kept(3 << 20))
-for room, is_watched in ((80, False), (60, True), (80, True)):
+for room, made_bytes in ((80, None), (60, 20 << 20), (80, 20 << 20)):
     blocks.clear()
     keep_blocks(False)
     unlimited = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (room << 20), unlimited[1]))
-    guard.begin(is_watched=is_watched)
+    guard.begin(made_bytes)
     end, found = heap_end(), []
     for _ in range(16):
         take(3 << 20)
@@ -207,25 +206,24 @@ def test_a_heap_is_left_alone_where_a_limit_has_room_for_it(
     assert told == [has_room]
 
 
-def test_a_program_tells_the_peaks_of_small_and_large_blocks() -> None:
-    """Of 1 MiB, of 2 MiB, which is large, and of 1 MiB again: never two small ones at once."""
+def _op(name: str, mib: int, *inputs: str) -> Op:
+    made = Tensor(name=name, bytes=mib << 20, shape=(mib << 18,), dtype="float32")
+    kind = "aten.neg.default" if inputs else "input"
+    return Op(name=name, kind=kind, inputs=inputs, outputs=(made,),
+              arguments={"args": [{"tensor": each} for each in inputs]})  # fmt: skip
 
-    def op(name: str, mib: int, *inputs: str) -> Op:
-        made = Tensor(name=name, bytes=mib << 20, shape=(mib << 18,), dtype="float32")
-        kind = "aten.neg.default" if inputs else "input"
-        return Op(name=name, kind=kind, inputs=inputs, outputs=(made,),
-                  arguments={"args": [{"tensor": each} for each in inputs]})  # fmt: skip
 
-    graph = build_graph("blocks", [op("x", 1), op("y", 2, "x"), op("z", 1, "y")])
+def test_a_program_tells_what_a_step_makes() -> None:
+    """Of 1 MiB, of 2 MiB and of 1 MiB again: never two small ones at once."""
+    graph = build_graph("blocks", [_op("x", 1), _op("y", 2, "x"), _op("z", 1, "y")])
     plan = Plan(placement=dict.fromkeys("xyz", 0), order=(("x", "y", "z"),), messages=())
     program = Program(graph, plan)
     assert program.peaks == [3 << 20]
-    assert program.block_peaks == [(1 << 20, 2 << 20)]
     assert program.made_peaks == [3 << 20]
     assert [program.largest_bytes(program.ops[name]) >> 20 for name in "xyz"] == [1, 2, 2]
     weight = Op(name="w", kind="parameter", memory="residual", outputs=(
         Tensor(name="w", bytes=4 << 20, shape=(1 << 20,), dtype="float32"),))  # fmt: skip
-    graph = build_graph("blocks", [weight, op("x", 1), op("y", 2, "x")])
+    graph = build_graph("blocks", [weight, _op("x", 1), _op("y", 2, "x")])
     plan = Plan(placement=dict.fromkeys("wxy", 0), order=(("w", "x", "y"),), messages=())
     program = Program(graph, plan)
     assert (program.peaks, program.made_peaks) == ([7 << 20], [3 << 20])
@@ -235,20 +233,9 @@ def test_a_program_tells_the_peaks_of_small_and_large_blocks() -> None:
     ("has_room", "device", "is_told"),
     [(True, "cpu", False), (False, "cpu", True), (False, "cuda", False)],
 )
-def test_a_rank_tells_that_its_heap_has_no_room(
-    monkeypatch: pytest.MonkeyPatch, has_room: bool, device: str, is_told: bool
-) -> None:
-    asked = list[tuple[int, ...]]()
-
-    def choose(*peaks_and_limit: int) -> bool:
-        asked.append(peaks_and_limit)
-        return has_room
-
-    monkeypatch.setattr(memory_limits, "choose_heap", choose)
-    program: Any = SimpleNamespace(block_peaks=[(1, 2), (3, 4)])
-    notes = rank._chosen_heap(program, 1, 5, torch.device(device))
-    assert notes == ([rank.NO_ROOM] if is_told else [])
-    assert asked == [(3, 4, 5)]
+def test_a_rank_tells_that_its_heap_has_no_room(has_room: bool, device: str, is_told: bool) -> None:
+    layout = Layout(bytes=0, most_bytes=None, places=(), made_bytes=0, has_room=has_room)
+    assert rank._notes_of(layout, torch.device(device)) == ([rank.NO_ROOM] if is_told else [])
 
 
 @linux_glibc

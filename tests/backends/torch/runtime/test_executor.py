@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.runtime.executor import LONG_OP_S
-from pardnn.backends.torch.runtime.memory_meter import live_bytes
+from pardnn.backends.torch.runtime.memory.meter import live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.actions import Compute
 from pardnn.plan.memory import memory_profiles

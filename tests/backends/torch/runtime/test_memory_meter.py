@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
+from pardnn.backends.torch.runtime.memory.meter import MemoryMeter, live_bytes
 
 
 def test_the_meter_counts_each_storage_once() -> None:

@@ -12,8 +12,8 @@ from torch import nn
 import pardnn
 from pardnn.backends.torch.ops.host_memory import host_tensor, is_on_host, on_host
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.runtime.memory_limits import data_bytes
-from pardnn.backends.torch.runtime.memory_meter import live_bytes
+from pardnn.backends.torch.runtime.memory.limits import data_bytes
+from pardnn.backends.torch.runtime.memory.meter import live_bytes
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph, Op, Tensor

@@ -59,3 +59,12 @@ def test_it_may_change_after_the_first_step_and_where_no_state_starts_from_it() 
     fast, optimizer, x = started(torch.optim.SGD)
     optimizer.param_groups[0]["lr"] = 0.5
     fast(x)
+
+
+def test_a_call_with_the_model_and_the_optimizer_is_told_what_to_pass() -> None:
+    fast, optimizer, x = started(torch.optim.SGD)
+    with pytest.raises(MismatchError, match=r"takes 1 argument besides .*; 3 were given") as error:
+        fast(nn.Linear(3, 2), optimizer, x)
+    assert error.value.code == "E505"
+    assert "without the models" in error.value.message
+    fast(x)

@@ -412,6 +412,28 @@ def test_parameters_that_the_optimizer_does_not_hold_are_named() -> None:
     assert caught.value.code == "E808"
 
 
+def test_parameters_that_are_taken_out_of_a_group_are_named_unless_frozen() -> None:
+    def losses(call: Any, model: nn.Module, group: dict[str, Any]) -> list[float]:
+        found = [call().item()]
+        group["params"] = group["params"][:1]
+        model.bias.requires_grad_(False)
+        return [*found, call().item(), call().item()]
+
+    step, model, optimizer, x = accumulating()
+    fast = parallelize(step, model, optimizer, x, True, decide=scattered, device="cpu")
+    found = losses(lambda: fast(x, True), model, optimizer.param_groups[0])
+    step, model, optimizer, x = accumulating()
+    eager = losses(lambda: step(model, optimizer, x, True), model, optimizer.param_groups[0])
+    assert found == eager
+
+    step, model, optimizer, x = accumulating()
+    fast = parallelize(step, model, optimizer, x, True, decide=scattered, device="cpu")
+    fast(x, True)
+    optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:1]
+    with pytest.raises(UnsupportedError, match=r"no optimizer holds[\s\S]+requires_grad_\(False\)"):
+        fast(x, True)
+
+
 def test_what_a_hook_computed_and_is_a_parameter_now_is_named() -> None:
     step, model, optimizer, x = accumulating()
     prune.l1_unstructured(model, "weight", 0.5)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.user_step.code_names import names_in_fields
+from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import assert_leaves_as_eager, weighed
 from tests.long_cases import long_but
 
@@ -152,17 +154,30 @@ def among_builtins() -> Made:
     )
 
 
+def in_code_of_text() -> Made:
+    found: dict[str, Any] = {"scale": 1.0}
+    exec("def read():\n    return scale", found)
+    return lambda: found["read"](), lambda x: found.update(scale=x)
+
+
+def in_class_of_text() -> Made:
+    found: dict[str, Any] = {"scale": 1.0, "__name__": __name__}
+    exec("class Read:\n    def __call__(self):\n        return scale", found)
+    return found["Read"](), lambda x: found.update(scale=x)
+
+
 @pytest.mark.parametrize(
     "made",
     long_but(
         [
             "by_globals", "by_eval", "by_module", "by_field", "by_str", "beside_text",
-            "beside_items", "default_factory", "among_builtins",
+            "beside_items", "default_factory", "among_builtins", "in_code_of_text",
+            "in_class_of_text",
         ],
         [
             by_globals, by_eval, by_eval_of_attribute, by_exec, by_module, by_sys_modules, by_field,
             by_field_of_held_text, by_str, by_repr, beside_text, beside_number, beside_items,
-            in_class_of_items, default_factory, among_builtins,
+            in_class_of_items, default_factory, among_builtins, in_code_of_text, in_class_of_text,
         ],
     ),
 )  # fmt: skip
@@ -172,6 +187,15 @@ def test_a_change_is_seen(made: Callable[[], Made]) -> None:
     assert_leaves_as_eager(
         lambda: weighed(lambda loss: loss * read()), between=lambda i, _: change(1.0 + i // 2)
     )
+
+
+def test_a_class_of_text_needs_a_module() -> None:
+    found: dict[str, Any] = {}
+    exec("class Read:\n    def __call__(self):\n        return 1.0", found)
+    read = found["Read"]()
+    step, args, _ = weighed(lambda loss: loss * read())
+    with pytest.raises(UnsupportedError, match=r"'read' is of a class 'Read' that exec has made"):
+        capture(step, *args)
 
 
 def test_a_model_in_eval_mode_computes_no_names() -> None:

@@ -20,8 +20,8 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
-from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.report.results import PlanResult
 from tests.place.recipes.torch.test_stages import captured
 

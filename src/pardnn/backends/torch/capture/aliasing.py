@@ -18,12 +18,20 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.random_states import RandomState, state_as_data
 from pardnn.backends.torch.capture.source_location import Locator
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, geometry_of
+from pardnn.backends.torch.capture.trace_ir import (
+    Call,
+    Storage,
+    Value,
+    flags_of,
+    geometry_of,
+    with_flags,
+)
 from pardnn.backends.torch.capture.view_overlap import last_write, slices
 from pardnn.backends.torch.ops.codec import encode_constant
 
 _MARK = "_pardnn_value"
 _MAX_CONSTANT_BYTES = 1 << 20
+_PLAIN = (False, False)  # neither a lazy conjugate nor a lazy negative
 
 
 class AliasTracker:
@@ -153,6 +161,12 @@ class AliasTracker:
 
     def _new_view(self, storage: Storage, geometry: Any, newest: Value) -> Value:
         """Record a view of a storage's newest content, which depends on the last write."""
+        if any(flags := flags_of(geometry)):
+            plain = with_flags(geometry, _PLAIN)
+            known = storage.values.get(plain)
+            base = self.fresh(known) if known else self._new_view(storage, plain, newest)
+            return self._lazy_view(base, flags)
+        newest = self._lazy_view(newest, flags_of(newest.geometry))
         shape, strides, offset, dtype = geometry
         base = newest
         cuts = slices(newest.geometry, geometry) if newest.geometry is not None else None
@@ -161,12 +175,28 @@ class AliasTracker:
         call = Call("aten.as_strided.default", view=True)
         call.args = [base, list(shape), list(strides), offset]
         if newest.geometry is not None and newest.geometry[3] != dtype:
-            base = next(v for g, v in storage.values.items() if g[3] == dtype)
+            base = next(
+                v for g, v in storage.values.items() if g[3] == dtype and flags_of(g) == _PLAIN
+            )
             call.args[0] = base
             call.after = storage.writes[-1:]
         call.inputs = [base]
         value = Value(call, geometry, storage, len(storage.writes), base, device=newest.device)
         return self._record_view(value)
+
+    def _lazy_view(self, value: Value, flags: tuple[bool, bool]) -> Value:
+        """Record views of a value that read as its conjugate, its negative, or both."""
+        for i, kind in enumerate(("aten._conj.default", "aten._neg_view.default")):
+            if flags[i]:
+                storage, geometry, now = value.storage, value.geometry, flags_of(value.geometry)
+                assert storage is not None
+                assert geometry is not None
+                call = Call(kind, [value], inputs=[value], view=True)
+                toggled = with_flags(geometry, (now[0] ^ (i == 0), now[1] ^ (i == 1)))
+                version = len(storage.writes)
+                value = Value(call, toggled, storage, version, value, device=value.device)
+                self._record_view(value)
+        return value
 
     def _sliced_view(
         self, storage: Storage, base: Value, cuts: list[tuple[int, int, int]]

@@ -34,7 +34,7 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     created_tensors,
     is_made_of_constants,
     new_caches,
-    written_at_first,
+    without_first_value,
 )
 from pardnn.backends.torch.capture.first_step.opening import (
     NotFollowed,
@@ -246,7 +246,7 @@ class _Session:
                     again = functools.partial(self._again, chosen, initial, constants)
                     if not assignments.is_settled(trace, settled, again):
                         continue
-                    irregular |= written_at_first(first, trace, initial)
+                    irregular = without_first_value(first, trace, initial, irregular)
                     difference = first_difference(first, trace, irregular, numbers)
                     if difference and assignments.unkeep(constants.values, settled):
                         constants = NOTHING_KEPT

@@ -51,7 +51,7 @@ def placeholder(
         whole: What the live tensor is a shard of; None if it is the whole.
 
     Raises:
-        UnsupportedError: E801, if the tensor is sparse or quantized.
+        UnsupportedError: E801, if the tensor is sparse, quantized or lazily conjugated.
     """
     fake = _empty_like(tensor, mode, whole)
     if isinstance(tensor, torch.nn.Parameter):  # `Parameter(fake)` would call `detach`: 150 us
@@ -73,6 +73,13 @@ def _empty_like(
         raise UnsupportedError(
             f"a source of the step is a {tensor.layout} tensor of shape {list(tensor.shape)};\n"
             "capture takes dense tensors."
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedError(
+            f"a tensor of shape {list(tensor.shape)} that the step gets is a lazy conjugate or "
+            "negative: its\n"
+            "memory holds other numbers, which ranks would send and save.\n"
+            "Call x.resolve_conj().resolve_neg() where it is made."
         )
     # A model on the meta device is planned as if it were on the host.
     device = "cpu" if tensor.device.type == "meta" else tensor.device

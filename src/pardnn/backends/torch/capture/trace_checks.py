@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
 from collections.abc import Collection, Sequence
@@ -21,8 +22,9 @@ from pardnn.backends.torch.capture.step_trace import (
     changes_parameters,
     may_go_otherwise,
 )
-from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
+from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value, geometry_of
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.capture.view_overlap import span
 from pardnn.backends.torch.user_step.guards.parameter import held_node
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
@@ -131,15 +133,30 @@ def check_trains(trace: StepTrace) -> None:
 
 
 def shared_sources(live: Sequence[Source], whole_of: WholeOf) -> dict[str, list[str]]:
-    """Return, for each source that shares its storage with others, the names of all of them."""
-    by_storage: dict[int, list[str]] = {}
+    """Return, for each source that shares elements with others, the names of all of them.
+
+    Views that follow each other in it are apart: norms that an optimizer has stacked.
+    """
+    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    wholes = set[int]()
     for source in live:
         tensor = source.get()
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
             whole = whole_of(tensor)
             key = tensor.untyped_storage()._cdata if whole is None else whole.storage
-            by_storage.setdefault(key, []).append(source.name)
-    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
+            wholes.update([] if whole is None else [key])
+            by_storage.setdefault(key, []).append((source.name, tensor))
+    return {
+        name: [other for other, _ in group]
+        for key, group in by_storage.items()
+        if len(group) > 1 and (key in wholes or not _are_apart([each for _, each in group]))
+        for name, _ in group
+    }
+
+
+def _are_apart(tensors: Sequence[torch.Tensor]) -> bool:
+    spans = sorted(span(geometry_of(each)) for each in tensors if each.numel())
+    return all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
 def check_shared_storage(

@@ -116,9 +116,44 @@ class Call:
     name: str = ""
 
 
+class LazyGeometry(tuple[torch.Size, tuple[int, ...], int, torch.dtype]):
+    """Of a tensor that reads as the conjugate or the negative of what its memory holds.
+
+    Attributes:
+        flags: Whether as the conjugate, and whether as the negative.
+    """
+
+    flags: tuple[bool, bool]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one is lazy in the same way."""
+        return flags_of(other) == self.flags and tuple.__eq__(self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
+
+def flags_of(geometry: object) -> tuple[bool, bool]:
+    """Return whether a tensor of a geometry reads as the conjugate, and whether as the negative."""
+    return geometry.flags if isinstance(geometry, LazyGeometry) else (False, False)
+
+
 def geometry_of(tensor: torch.Tensor) -> Geometry:
     """Return shape, strides, storage offset (elements) and dtype of a tensor."""
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+    found = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+    return with_flags(found, (found[3].is_complex and tensor.is_conj(), tensor.is_neg()))
+
+
+def with_flags(geometry: Geometry, flags: tuple[bool, bool]) -> Geometry:
+    """Return the geometry of a tensor over the same elements with the flags of `flags_of`."""
+    if not any(flags):
+        return geometry if type(geometry) is tuple else tuple(geometry)
+    found = LazyGeometry(geometry)
+    found.flags = flags
+    return found
 
 
 class CallArguments:

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,14 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
     hashed_number,
     outside_look,
 )
+from pardnn.backends.torch.capture.refusals.collectives import objects_refused
+from pardnn.backends.torch.capture.refusals.default_dtype import other_dtypes_refused
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.library_globals import (
+    LibraryGlobals,
+    check_library_globals,
+    library_globals,
+)
 from pardnn.backends.torch.capture.refusals.library_tells import library_tells_refused
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
@@ -130,8 +137,12 @@ def run_traced(
 @contextlib.contextmanager
 def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     traced = tracer.locator.tracking_modules(), rewritten(tracer)
-    own = threads_refused(tracer.locator.line), _uncompiled(), _quiet_fakes()
-    with own[0], own[1], own[2], mode, tracer, traced[0], traced[1], python_calls():
+    where = tracer.locator.line
+    refused = threads_refused(where), objects_refused(where), other_dtypes_refused(where)
+    with (
+        refused[0], refused[1], refused[2], _uncompiled(), _quiet_fakes(), mode, tracer, traced[0],
+        traced[1], python_calls(),
+    ):  # fmt: skip
         yield
 
 
@@ -196,7 +207,7 @@ def run_noted(
             is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
-        functions = _functions(step, objects)
+        functions = before.functions(step)
         stack.enter_context(numbers_told(functions))
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
@@ -229,6 +240,14 @@ class _Before:
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
         self._objects, self._aside = objects, kept_aside(objects)
+        self._of_libraries: Sequence[LibraryGlobals] = ()
+
+    def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
+        """Return the user's functions that may run, once what they ask of caches is checked."""
+        found = used_names(step, self._objects.seen.values())
+        check_counts(found.functions, self._objects.seen.values())
+        self._of_libraries = library_globals(found, self._objects.seen.values())
+        return found.functions
 
     def check(self, *, is_first: bool) -> None:
         """Reject what the step has changed in it."""
@@ -236,17 +255,11 @@ class _Before:
         self._dropped.check()
         check_namespaces(self._spaces)
         check_class_attributes(self._classes, is_first=is_first)
+        check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())
         if changed and not is_first:  # what a first step sets, later ones find
             raise changed_state(sorted(changed))
-
-
-def _functions(step: Callable[..., Any], objects: ObjectGraph) -> list[types.FunctionType]:
-    """Return the user's functions that may run, once what they ask of caches is checked."""
-    functions = used_names(step, objects.seen.values()).functions
-    check_counts(functions, objects.seen.values())
-    return functions
 
 
 def _run_asked(
@@ -302,7 +315,10 @@ def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
 
 
 #: Parts of messages that mean that data is needed; "__format__": a symbol is printed.
-_NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+_NEEDS_DATA = (
+    "tensor subclasses", "__format__", "must be real number", "data is not allocated",
+    "only supported seed types",
+)  # fmt: skip
 #: Of torch's own assertion where a jagged tensor meets fake ones.
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
@@ -343,7 +359,7 @@ def _unsupported_by_message(
         return unsupported.higher_order(on_functions[1], where)
     if "unhashable" in text and "SymInt" in text:
         return hashed_number(where)
-    if "SymInt" in text or "SymFloat" in text:
+    if ("SymInt" in text or "SymFloat" in text) and "NoneType" not in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:
         return unsupported.sparse(where)

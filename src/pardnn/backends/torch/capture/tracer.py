@@ -381,13 +381,20 @@ class Tracer(TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """Return the fake of a real tensor that the step uses and that is no source."""
-        key = (tensor.untyped_storage()._cdata, *geometry_of(tensor))
+        key = tensor.untyped_storage()._cdata, geometry_of(tensor)
         if key not in self._constants:
             if tensor._is_zerotensor():
                 raise unsupported.zero_tangent(self.locator.line())
             if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
                 raise unsupported.unreachable_parameter(tuple(tensor.shape), self.locator.line())
             fake = self.fake_mode.from_tensor(tensor)
-            self.aliases.constant(tensor, fake)
+            with _disable_current_modes():
+                self.aliases.constant(_as_held(tensor), _as_held(fake))
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
+
+
+def _as_held(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as its memory holds it, of which it may be a lazy conjugate or negative."""
+    tensor = tensor._conj() if tensor.is_conj() else tensor
+    return tensor._neg_view() if tensor.is_neg() else tensor

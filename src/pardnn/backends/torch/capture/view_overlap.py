@@ -24,9 +24,8 @@ def are_disjoint(one: Geometry, other: Geometry) -> bool:
     """
     if 0 in one[0] or 0 in other[0]:
         return True
-    begins = [g[2] * g[3].itemsize for g in (one, other)]
-    ends = [(_last(g) + 1) * g[3].itemsize for g in (one, other)]
-    if ends[0] <= begins[1] or ends[1] <= begins[0]:
+    (begin, end), (other_begin, other_end) = span(one), span(other)
+    if end <= other_begin or other_end <= begin:
         return True
     if one[3].itemsize != other[3].itemsize:
         return False
@@ -77,14 +76,20 @@ def last_write(value: Value) -> Value | None:
     return None
 
 
+def span(geometry: Geometry) -> tuple[int, int]:
+    """Return the first byte of a view in its storage, and the one behind its last.
+
+    Args:
+        geometry: Shape, strides, storage offset (elements) and dtype; not empty.
+    """
+    shape, strides, offset, dtype = geometry
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+
+
 def _strides(geometry: Geometry) -> list[int]:
     shape, strides, _, _ = geometry
     return [stride for size, stride in zip(shape, strides, strict=True) if size > 1 and stride]
-
-
-def _last(geometry: Geometry) -> int:
-    shape, strides, offset, _ = geometry
-    return offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
 def _box(geometry: Geometry, strides: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.failures import memory_reason
-from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
+from pardnn.backends.torch.runtime.memory.limits import is_out_of_memory
 from pardnn.errors import MismatchError, PardnnError, error_from
 
 #: Seconds between two signs of life of a rank that writes or reads.

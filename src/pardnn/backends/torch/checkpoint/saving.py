@@ -15,7 +15,7 @@ import torch
 from pardnn.backends.torch.checkpoint.contents import Contents, chunks, with_sums
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
+from pardnn.backends.torch.runtime.memory.limits import is_out_of_memory
 from pardnn.checkpoint.checksum import Sums
 from pardnn.checkpoint.directory import Lock, Reservation, commit, discard, piece_path, reserve
 from pardnn.checkpoint.manifest import Manifest, check_manifest, pieces_by_file

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.arena import Arena
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
 from pardnn.backends.torch.comm.flight_record import (
@@ -62,6 +63,7 @@ class World:
         flight: Its flight record, once it has one.
         is_recorded: Whether the record is kept.
         lock: Held by the thread that exchanges messages.
+        arena: Where its tensors have fixed places.
         pending: Messages for which a step has not waited yet; `settle` waits for them.
     """
 
@@ -78,6 +80,7 @@ class World:
     flight: FlightRecord | None = None
     is_recorded: bool = False
     lock: Any = field(default_factory=threading.RLock)
+    arena: Arena = field(default_factory=Arena)
     pending: Any = None
     _waits: State = field(default_factory=dict)
     _has_made_records: bool = False

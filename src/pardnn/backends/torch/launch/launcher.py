@@ -32,7 +32,7 @@ from pardnn.backends.torch.launch.job import (
 )
 from pardnn.backends.torch.launch.processes import WORKER, run_processes
 from pardnn.backends.torch.launch.root_cause import root_cause
-from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
+from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.errors import FileError, RankError, UserCodeError
 from pardnn.graph.file import write_graph

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.entry_point import load_factory
+from pardnn.backends.torch.arena import Layout
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.codegen.load import load_step
 from pardnn.backends.torch.comm.joining import join, leave, rank_device
@@ -37,10 +38,11 @@ from pardnn.backends.torch.launch.job import (
 from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.ops.host_allocator import pin_allocator
-from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.access import SpreadObjects
@@ -82,7 +84,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     write_stage(directory, rank, BUILDING)
     step, args, recording = make_step(load_factory(job.target, job.batch_size))
     binding = Binding(step, args, program.whole, device)
-    notes = _chosen_heap(program, rank, limit, device)
+    layout = choose_memory(program, rank, limit, device, has_places=job.code is None)
+    notes = _notes_of(layout, device)
     notes += [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
     write_stage(directory, rank, "meeting the other ranks, or training with them")
     world = join(device, timeout_s=job.timeout_s, meeting=directory / STORE_FILE)
@@ -97,7 +100,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
         return values
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
-    executor.limit_bytes = limit
+    executor.limit_bytes, executor.layout = limit, layout
     _choose_what_runs(job, executor)
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
@@ -126,10 +129,9 @@ def _told(executor: Executor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _chosen_heap(program: Program, rank: int, limit: int | None, device: torch.device) -> list[str]:
-    """Let freed tensors stay in the heap if there is room; return a note if a CPU has none."""
-    has_room = memory_limits.choose_heap(*program.block_peaks[rank], limit)
-    return [] if has_room or device.type == "cuda" else [NO_ROOM]
+def _notes_of(layout: Layout, device: torch.device) -> list[str]:
+    """Return a note if a CPU's limit has no room for freed tensors to stay in the heap."""
+    return [] if layout.has_room or device.type == "cuda" else [NO_ROOM]
 
 
 def _choose_what_runs(job: Job, executor: Executor) -> None:

@@ -11,7 +11,7 @@ blocks stay with glibc. Its threshold above which a block has its own mapping gr
 blocks would then stay in its heap and count, so it is pinned to one of three tiers:
 
 - 32 MiB, where it ends by itself, without a limit and as long as a limit has room (`keep_blocks`).
-  No factor bounds how much such a heap wastes, so `runtime.memory_limits.HeapGuard` watches it.
+  No factor bounds how much such a heap wastes, so `runtime.memory.limits.HeapGuard` watches it.
 - 2 MiB, if a plan's limit has room for what a heap of small blocks wastes (`keep_small_blocks`).
 - 128 KiB otherwise.
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import resource
 from collections.abc import Callable, Iterator
 
 #: Blocks of at least this many bytes are returned to the system when they are freed.
@@ -38,15 +39,20 @@ HEAP_GROWTH = 2.0
 #: so many bytes never stay in the heap.
 GROWN_BYTES = 32 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX, _M_MMAP_MAX = -1, -3, -8, -4
+#: The largest value of an option.
+_MOST = (1 << 31) - 1
 _GIVEN_BACK = {_M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: MMAP_THRESHOLD_BYTES}
 _SMALL_KEPT = _GIVEN_BACK | {_M_MMAP_THRESHOLD: SMALL_BYTES}
 #: As in a process that is left alone; the end of a step must not trim what its next one needs.
 _GROWN = {_M_MMAP_THRESHOLD: GROWN_BYTES, _M_TRIM_THRESHOLD: 2 * GROWN_BYTES}
 _KEPT = {_M_MMAP_THRESHOLD: GROWN_BYTES, _M_TRIM_THRESHOLD: (1 << 31) - 1}
 
+_MOST = (1 << 31) - 1
+
 _is_pinned = False
 _keeps: bool | None = None  # until a plan says
 _keeps_all = False
+_measured: int | None = None  # the threshold while costs are measured
 
 
 def pin_allocator() -> None:
@@ -107,14 +113,30 @@ def as_on_ranks(*, keeps: bool) -> Iterator[None]:
     Args:
         keeps: Whether all stay in the heap, as without a limit; False: only small ones.
     """
+    global _measured
     if _is_pinned:
         yield
         return
-    _set(_GROWN if keeps else _SMALL_KEPT)
+    _measured = GROWN_BYTES if keeps else SMALL_BYTES
+    _set(_KEPT | {_M_MMAP_THRESHOLD: _measured})
     try:
         yield
     finally:
+        _measured = None
         grow_heap()  # glibc no longer moves a threshold that was set once
+
+
+def keep_next(keeps: bool) -> None:
+    """While costs are measured, keep what the next calls allocate, as a fixed place would.
+
+    Under a limit of the process, nothing is: a heap of large blocks grows.
+
+    Args:
+        keeps: Whether they have places.
+    """
+    bound, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if _measured is not None and bound == resource.RLIM_INFINITY:
+        _set({_M_MMAP_THRESHOLD: _MOST if keeps else _measured})
 
 
 @functools.cache

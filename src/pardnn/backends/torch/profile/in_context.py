@@ -27,6 +27,8 @@ import numpy as np
 import torch
 
 from pardnn.backends.torch.ops.codec import bind, constant_value
+from pardnn.backends.torch.ops.host_allocator import keep_next
+from pardnn.backends.torch.ops.out_forms import may_have_place
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.evictions import visits
 from pardnn.backends.torch.profile.synthetic_inputs import index_bounds, made_up
@@ -49,6 +51,9 @@ MEMORY_SHARE = 0.5
 #: Hyperparameters on the host, such as a rate or a decay: small, so that parameters stay small.
 _HOST_FLOAT = 1e-3
 
+#: Times the live bytes that a heap takes which keeps all blocks; mostly less (decision 040).
+WASTE = 3
+
 
 class _Item(NamedTuple):
     """One op of the run, its call (None: nothing to run), and what happens to values around it.
@@ -56,6 +61,7 @@ class _Item(NamedTuple):
     Attributes:
         op: The op.
         call: Its call; None: nothing to run.
+        keeps: Whether its result has a fixed place on ranks.
         evicted: Values that are dropped before it.
         made: Its inputs that are made up before it.
         dropped: Values that end after it.
@@ -63,6 +69,7 @@ class _Item(NamedTuple):
 
     op: Op
     call: Callable[[dict[str, Any]], None] | None
+    keeps: bool
     evicted: tuple[str, ...]
     made: tuple[str, ...]
     dropped: tuple[str, ...]
@@ -95,7 +102,8 @@ def profile_in_context(
     if _peak_bytes(items) <= budget:
         env = {t.name: make(t.name) for op in graph.ops if op.is_source for t in op.outputs}
     else:
-        items, env = list(_bounded_items(graph, budget)), {}
+        keeps = WASTE * budget <= available_bytes()
+        items, env = list(_bounded_items(graph, budget, keeps=keeps)), {}
     taken: list[list[float]] = [[] for _ in items]
     failed: set[int] = set()
     with undisturbed() as timed:
@@ -164,15 +172,16 @@ def _items(graph: Graph) -> Iterator[_Item]:
         ending[at] += [name for name in sharing[owner] if name not in kept]
     for at, op in enumerate(ops):
         call = None if is_free(op) else bind(op, "cpu")
-        yield _Item(op, call, (), (), tuple(ending[at]))
+        yield _Item(op, call, may_have_place(op), (), (), tuple(ending[at]))
 
 
-def _bounded_items(graph: Graph, budget: int) -> Iterator[_Item]:
+def _bounded_items(graph: Graph, budget: int, *, keeps: bool) -> Iterator[_Item]:
     """Yield the ops in topological order, with what keeps the values within a budget of bytes."""
     ops = _in_order(graph)
     for op, visit in zip(ops, visits(ops, budget), strict=True):
         call = bind(op, "cpu") if visit.is_run and not is_free(op) else None
-        yield _Item(op, call, visit.evicted, visit.made, visit.ended)
+        has_place = keeps and may_have_place(op)
+        yield _Item(op, call, has_place, visit.evicted, visit.made, visit.ended)
 
 
 class _Values:
@@ -210,11 +219,12 @@ def _run(
     failed: set[int],
     timed: Callable[[Callable[[], object]], float],
 ) -> None:
-    for at, (op, call, evicted, made, dropped) in enumerate(items):
+    for at, (op, call, keeps, evicted, made, dropped) in enumerate(items):
         for name in evicted:
             env.pop(name, None)
         env |= {name: make(name) for name in made}
         if call is not None and at not in failed:
+            keep_next(keeps)
             try:
                 taken[at].append(timed(functools.partial(call, env)))
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError):

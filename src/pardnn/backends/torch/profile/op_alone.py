@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.codec import bind
+from pardnn.backends.torch.ops.host_allocator import keep_next
+from pardnn.backends.torch.ops.out_forms import may_have_place
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE
@@ -63,6 +65,7 @@ def measure_alone(
     room = int(0.9 * free) if memory is None else min(int(0.9 * free), memory)
     if needed > room:  # a CPU has no allocator that says no in time
         raise RuntimeError(f"it needs {needed} bytes, {room} may be taken")
+    keep_next(may_have_place(op))
     run = bind(op, device)
     env = synthetic_inputs(op, tensors, device)
     results = [output.name for output in op.outputs if output.name not in op.inputs]

@@ -87,6 +87,7 @@ def machine_of(device: torch.device, *, keeps_freed: bool = True) -> Machine:
     name = f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
     fresh = (GROWN_BYTES if keeps_freed else SMALL_BYTES) >> 20
     library += f", {'2 MiB' if has_large_pages() else '4 KiB'} pages, fresh from {fresh} MiB on"
+    library += ", but for fixed places"
     return Machine(device=name, library=library, threads=torch.get_num_threads())
 
 

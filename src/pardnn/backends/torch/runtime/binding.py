@@ -23,6 +23,7 @@ from pardnn.backends.torch.runtime.input_checks import (
     BatchTensors,
     granted_settings,
     is_number,
+    unlike_batch,
 )
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
@@ -320,12 +321,7 @@ class Binding:
             MismatchError: E505, if its number of arguments differs; E528 of `StartingNumbers`.
         """
         if len(batch) != len(self._batch):
-            names = ", ".join(self._names[i] for i in self._batch) or "none"
-            raise MismatchError(
-                f"the step takes {len(self._batch)} arguments besides models and optimizers "
-                f"({names}); {len(batch)} were given",
-                code="E505",
-            )
+            raise unlike_batch([self._names[i] for i in self._batch], len(batch))
         if not self._has_run:
             self._starting.check()
         return Batch(tuple(batch), *self._found_in(batch))

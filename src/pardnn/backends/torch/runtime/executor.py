@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pardnn.backends.torch.arena import Layout
 from pardnn.backends.torch.comm.wire_format import laid_out, spec_text
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import plain, strides_of
@@ -31,8 +32,9 @@ from pardnn.backends.torch.runtime.failures import (
     recent_actions,
 )
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
-from pardnn.backends.torch.runtime.memory_limits import HeapGuard, is_out_of_memory
-from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, live_bytes
+from pardnn.backends.torch.runtime.memory.fixed_places import placed
+from pardnn.backends.torch.runtime.memory.limits import HeapGuard, is_out_of_memory
+from pardnn.backends.torch.runtime.memory.meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import is_random, random_stream
 from pardnn.backends.torch.runtime.results import check_written, share_results
@@ -75,6 +77,7 @@ class Executor:
 
     Attributes:
         limit_bytes: Largest allowed number of live tensor bytes; None without limit.
+        layout: Which tensors have fixed places; None: none.
         peak_bytes: Peak of live tensor bytes in the first step, measured.
         step_s: Seconds of each step so far, those of `history` included.
         waits_s: Seconds that this rank waited for each other rank, per step.
@@ -100,6 +103,7 @@ class Executor:
         self.world = world
         self.rank = world.rank
         self.limit_bytes: int | None = None
+        self.layout: Layout | None = None
         self.peak_bytes = 0
         self.step_s, self.waits_s, self._what = history or History([], [])
         self.agreement: Agreement | None = None
@@ -118,7 +122,7 @@ class Executor:
         self._names: frozenset[str] = frozenset()
         if resident is not None:
             self.attach(resident)
-        self._heap = HeapGuard(program.made_peaks[world.rank])
+        self._heap = HeapGuard()
         self._calls = [self._compiled(action) for action in self._actions]
         self._expected = [(op, *shape_and_dtype(op)) for op in program.inputs()]
 
@@ -176,7 +180,7 @@ class Executor:
             return _nothing
         if op is self.program.loss:
             return self._noting_loss(op.inputs[0]) if op.inputs else _nothing
-        call = bind(op, self.world.device)
+        call = placed(op, bind(op, self.world.device), self.world.device, self.world.arena)
         stream = self._stream
         if stream is None or not is_random(op):
             return call
@@ -241,7 +245,7 @@ class Executor:
             self._inputs = inputs() if callable(inputs) else inputs
             self._check_inputs(self._inputs)
             check_written(self.program, self._inputs, self.world.device)
-            self._heap.begin(is_watched=not self._is_code)
+            self._begin_memory()
             with torch.no_grad(), self.world.lock:
                 if self.agreement is not None:
                     self.agreement.post(len(self.step_s))
@@ -261,6 +265,12 @@ class Executor:
         self.step_s.append(time.perf_counter() - start)
         self._is_running = False
         return self._loss
+
+    def _begin_memory(self) -> None:
+        if self.layout is not None:
+            self.world.arena.open(self.layout)
+        made = self.layout.made_bytes if self.layout else self.program.made_peaks[self.rank]
+        self._heap.begin(None if self._is_code else made)
 
     def record(self) -> None:
         """Record the times of actions from the second step on."""
@@ -299,6 +309,7 @@ class Executor:
             call(env)
             if isinstance(action, Free):
                 meter.remove(action.tensors)
+                self.world.arena.check_freed(action.tensors)
             elif isinstance(action, Compute):
                 if channel is not None and time.perf_counter() - began > LONG_OP_S:
                     self._calls[self._at] = channel.moving_beside(call)
@@ -317,6 +328,7 @@ class Executor:
         for name in [name for name in env if name not in self._names]:
             del env[name]
         self._inputs = {}
+        self.world.arena.close()
         channel = self.world.channel
         if channel is not None:
             self.waits_s.append(channel.waited_s)

@@ -13,7 +13,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.blocks import Shard
 from pardnn.backends.torch.deferred_init.initialise import largest_made_whole
 from pardnn.backends.torch.deferred_init.recording import Recording
-from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
+from pardnn.backends.torch.runtime.memory.limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import RankError, shown
 from pardnn.graph.ir import Op

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +127,7 @@ def _glance_at(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.layout is torch.strided and tensor.stride(),
         is_leaf and tensor.grad is not None,  # torch warns of others
         tensor._backward_hooks and list(tensor._backward_hooks.values()),
+        tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
 
 
@@ -165,6 +166,8 @@ def _others(tensor: torch.Tensor) -> str:
     """Return what else is set on a tensor, for people; the code of hooks, not their identity."""
     if not tensor.is_leaf:
         return ", computed from others"
+    if tensor.is_conj() or tensor.is_neg():
+        return ", lazily conjugated or negated"
     hooks = [getattr(each, "__qualname__", "") for each in (tensor._backward_hooks or {}).values()]
     told = f", with the hooks {hooks}" if hooks else ""
     return told + ", with a gradient" * (tensor.grad is not None)
@@ -259,3 +262,20 @@ def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple
     for name, value in graph.step_notes.get("settings", {}).items():
         if name in found:
             yield name, found[name], value
+
+
+def unlike_batch(names: Sequence[str], given: int) -> MismatchError:
+    """Return the error of a call with another number of arguments than the batch has.
+
+    Args:
+        names: Of the batch's arguments.
+        given: How many the call has.
+    """
+    count = len(names)
+    return MismatchError(
+        f"the step takes {count} argument{'s' * (count != 1)} besides models and optimizers "
+        f"({', '.join(names) or 'none'}); {given} were given.\n"
+        "Pass those that `parallelize` was given, in this order, without the models and "
+        "optimizers.",
+        code="E505",
+    )

@@ -8,7 +8,6 @@ from typing import Any
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
 from pardnn.backends.torch.devices import strides_of
-from pardnn.backends.torch.ops.host_allocator import SMALL_BYTES
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
@@ -33,8 +32,6 @@ class Program:
         loss: The op that marks the loss, which an evaluation does not have; None if the graph has
             no such op.
         peaks: Predicted peak bytes of each rank.
-        block_peaks: For each rank, the peak of blocks that may stay in the heap when they are
-            freed, and that of all others.
         made_peaks: For each rank, the peak of what the step makes.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
@@ -59,9 +56,6 @@ class Program:
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = graph.loss_op
         self.peaks = peak_bytes(graph, arrays)
-        small = peak_bytes(graph, arrays, below=SMALL_BYTES)
-        large = peak_bytes(graph, arrays, least=SMALL_BYTES)
-        self.block_peaks = list(zip(small, large, strict=True))
         self.made_peaks = made_peaks(graph, arrays)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)

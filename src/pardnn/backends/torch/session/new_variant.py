@@ -22,10 +22,10 @@ from pardnn.backends.torch.capture.capture import capture_step
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_what_changed
 from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.filled_containers import filled_names
+from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.notices import (
     Made,
     changed_values,
@@ -158,8 +158,9 @@ class Maker:
                 executor = self._executors[mark] = prepare(program, world, self._history, key)
                 cluster = program.plan.cluster
                 executor.limit_bytes = cluster.devices[world.rank].memory if cluster else None
-                peaks = program.block_peaks[world.rank]
-                memory_limits.choose_heap(*peaks, executor.limit_bytes)
+                executor.layout = choose_memory(
+                    program, world.rank, executor.limit_bytes, world.device
+                )
         self._is_first = False
         text = told(changes) or "the values of the first call"
         return Variant(

@@ -305,10 +305,12 @@ class Variants:
         name = read[0]
         if (parameter := _without_optimizer(variant.binding, name)) is not None:
             raise UnsupportedError(
-                f"{shown(parameter)} is not the parameter that the optimizer holds: another one "
-                "took its place, as load_state_dict(assign=True) does, and nothing resets its "
-                "gradient or updates it.\n"
-                "Load without assign, or make the optimizer after that and parallelize again.",
+                f"no optimizer holds {shown(parameter)} any more, so nothing resets its gradient "
+                "or updates it: it was taken\n"
+                "out of its group, or took another one's place, as load_state_dict(assign=True) "
+                "does.\n"
+                "Freeze what you take out: p.requires_grad_(False). Load without assign, or make "
+                "the optimizer after\nthat and parallelize again.",
                 code="E808",
                 details={"tensors": read[:20]},
             )

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def globals_named(function: types.FunctionType) -> list[str]:
     functions, classes, and names written like constants; other variables belong to a loop.
     """
     code, held, named = function.__code__, function.__globals__, names_in(function.__code__)
-    found = [name for name in _global_names(code) if name in held]
+    found = [name for name in global_names(code) if name in held]
     if not (calls_by_text(code) or ("__name__" in named and "getattr" in named)):
         return found
     texts = (text for each in texts_of(code) for text in _IDENTIFIER.findall(each))
@@ -74,7 +74,7 @@ def globals_named(function: types.FunctionType) -> list[str]:
 
 
 @functools.cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
+def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that are read or written as globals, which attributes may have, too."""
     instructions = (at for each in codes_of(code) for at in dis.get_instructions(each))
     return tuple(dict.fromkeys(at.argval for at in instructions if at.opname in _GLOBAL))
@@ -90,7 +90,7 @@ def texts_of(code: types.CodeType) -> Iterator[str]:
 
 def calls_by_text(code: types.CodeType) -> bool:
     """Whether code calls `eval`, `exec` or `globals`; `model.eval()` does not count."""
-    return not _OF_TEXTS.isdisjoint(_global_names(code))
+    return not _OF_TEXTS.isdisjoint(global_names(code))
 
 
 @functools.cache
@@ -151,6 +151,27 @@ def is_library_file(filename: str) -> bool:
     return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
 
 
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function belongs to Python, an installed package, or pardnn itself."""
+    return _is_library_code(function.__code__, function.__globals__)
+
+
+def is_library_frame(frame: types.FrameType) -> bool:
+    """Whether what runs in a frame belongs to Python, an installed package, or pardnn itself."""
+    return _is_library_code(frame.f_code, frame.f_globals)
+
+
+def _is_library_code(code: types.CodeType, space: Mapping[str, Any]) -> bool:
+    """Whether code is a library's; that of a text which `exec` ran is whose names it uses.
+
+    A dataclass makes its methods of text, too: within a function that is none of these names.
+    """
+    if not is_library_file(code.co_filename):
+        return False
+    is_run = code.co_filename == "<string>" and code.co_qualname.partition(".")[0] in space
+    return not is_run or is_library_file(space.get("__file__") or "")
+
+
 def is_typed(filename: str) -> bool:
     """Whether this is the file name of code typed at a prompt, or given by `-c`.
 
@@ -180,7 +201,7 @@ def is_users_code(value: Any) -> bool:
 def users_line() -> str:
     """Return " (file.py:12)": where the main thread is in the user's own code."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and is_library_file(frame.f_code.co_filename):
+    while frame is not None and is_library_frame(frame):
         frame = frame.f_back
     if frame is None:
         return ""

@@ -28,7 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file
+from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
     HOOK_TABLES,
@@ -76,7 +76,7 @@ PLAIN = (bool, int, float, str, type(None))
 #: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
 _PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
 _CONTAINERS = dict | list | deque
-_WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType)
+_WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType, types.GenericAlias)
 #: Attributes that hold what a module registers.
 _TABLES = ("_parameters", "_buffers", "_modules")
 #: The set names buffers, and grows with them where a first step registers one.
@@ -377,7 +377,7 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     defaults = {**dict(enumerate(function.__defaults__ or ())), **(function.__kwdefaults__ or {})}
     for key, item in defaults.items():
         yield entry.child(f"default.{key}", item)
-    if is_library_file(function.__code__.co_filename):
+    if is_library_function(function):
         return
     named = entry._replace(name=function.__name__)
     objects.contents.append((named.name, function, dict(function.__dict__)))

@@ -29,7 +29,11 @@ import torch
 from torch._library import autograd
 from torch._library.custom_ops import OPDEFS
 
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import (
+    is_library_file,
+    is_library_function,
+    names_in,
+)
 from pardnn.errors import UnsupportedError, shown
 
 #: What changes in place and holds bytes alone; all values of `ctypes` are of one class.
@@ -110,6 +114,14 @@ def followed(value: Any, name: str) -> Any:
             details={"name": name},
         )
     _check_claim(found, name)
+    if _is_of_text(type(found)):
+        raise UnsupportedError(
+            f"{shown(name)} is of a class {type(found).__name__!r} that exec has made in a "
+            "namespace without a name,\n"
+            "so it passes for one of Python's own, and what it holds is not seen.\n"
+            'Give the namespace a name: exec(source, {"__name__": __name__, ...}).',
+            details={"name": name},
+        )
     if isinstance(found, _CONTAINERS) and (method := _changing_read(type(found))) is not None:
         kind = type(found).__name__
         raise UnsupportedError(
@@ -126,8 +138,9 @@ def followed(value: Any, name: str) -> Any:
 def _changing_read(kind: type) -> str | None:
     """Return a method of a container's class that reads items and sets something; None: none."""
     for name in _READING:
-        code = getattr(getattr(kind, name), "__code__", None)
-        if code is not None and not is_library_file(code.co_filename) and _sets(code):
+        method = getattr(kind, name)
+        is_python = isinstance(method, types.FunctionType)
+        if is_python and not is_library_function(method) and _sets(method.__code__):
             return name
     return None
 
@@ -135,6 +148,13 @@ def _changing_read(kind: type) -> str | None:
 @functools.cache
 def _sets(code: types.CodeType) -> bool:
     return any(each.opname in _SETTING for each in dis.get_instructions(code))
+
+
+@functools.cache
+def _is_of_text(kind: type) -> bool:
+    """Whether Python says that a class is its own which has been made of a text."""
+    is_own = kind.__module__ == "builtins"
+    return is_own and any(isinstance(each, types.FunctionType) for each in vars(kind).values())
 
 
 def _check_claim(value: Any, name: str) -> None:
@@ -336,7 +356,7 @@ def _is_known(value: Any, running: Collection[types.CodeType]) -> bool:
 def _is_called(kind: type) -> bool:
     """Whether objects of a class are called by code of the user's."""
     call = inspect.getattr_static(kind, "__call__", None)
-    return isinstance(call, types.FunctionType) and not is_library_file(call.__code__.co_filename)
+    return isinstance(call, types.FunctionType) and not is_library_function(call)
 
 
 def _code_of(value: Any) -> types.CodeType | None:

@@ -37,7 +37,7 @@ from pardnn.backends.torch.user_step.code_names import (
     given_to,
     globals_named,
     held_by,
-    is_library_file,
+    is_library_function,
     is_library_module,
     lays_out_texts,
     names_in_fields,
@@ -67,7 +67,9 @@ _TEXTS = frozenset({"__repr__", "__str__"})
 #: Their methods read what the graph records by other means.
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
 #: Libraries whose functions get plain values as arguments and look at no object of the user's.
-_CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typing", "math"})
+CLOSED_LIBRARIES = frozenset({
+    "torch", "numpy", "pardnn", "builtins", "functools", "typing", "math",
+})  # fmt: skip
 _COMPUTED_NAMES = frozenset({
     "getattr", "vars", "dir", "getmembers", "__dict__", "locals", "globals", "attrgetter",
 })  # fmt: skip
@@ -93,12 +95,14 @@ class UsedNames:
         names: Attributes, globals, variables and text constants.
         of_users: Those in code outside libraries.
         functions: The user's functions whose globals may be read.
+        installed: Likewise, those of installed packages.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
 
     names: set[str] = field(default_factory=set)
     of_users: set[str] = field(default_factory=set)
     functions: list[types.FunctionType] = field(default_factory=list)
+    installed: list[types.FunctionType] = field(default_factory=list)
     is_open: bool = False
 
     def __contains__(self, name: object) -> bool:
@@ -252,7 +256,7 @@ class _Search:
                     stack += vars(value).values()
 
     def _read(self, function: types.FunctionType) -> None:
-        is_users = not is_library_file(function.__code__.co_filename)
+        is_users = not is_library_function(function)
         for value in held_by(function):
             self._follow(value, is_users=is_users)
         mentioned = _mentioned(function.__code__)
@@ -263,8 +267,10 @@ class _Search:
             self.found.is_open |= _is_open(function, mentioned)
             for _, module in imported_modules(function):
                 self._follow(module)
-        elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
+        elif (function.__module__ or "").partition(".")[0] in CLOSED_LIBRARIES:
             return
+        elif "/site-packages/" in function.__code__.co_filename:
+            self.found.installed.append(function)
         computed = globals_named(function) if is_users else ()
         for name in mentioned.union(computed):
             if name in function.__globals__:
@@ -288,7 +294,7 @@ class _UsersSearch(_Search):
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach, if it is the user's."""
         function = None if isinstance(value, property) else function_of(value)
-        if function is None or not is_library_file(function.__code__.co_filename):
+        if function is None or not is_library_function(function):
             super().add_value(value)
         elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
             self._functions[id(function)] = function
@@ -317,8 +323,7 @@ def _is_of_library(kind: type) -> bool:
         return False
     functions = [found for value in vars(kind).values() if (found := function_of(value))]
     wrapped = map(inspect.unwrap, functions)  # some wrap what is written in C
-    codes = (x.__code__ for x in wrapped if isinstance(x, types.FunctionType))
-    return all(is_library_file(code.co_filename) for code in codes)
+    return all(is_library_function(x) for x in wrapped if isinstance(x, types.FunctionType))
 
 
 def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.ModuleType]]:
@@ -353,7 +358,7 @@ def _is_users_helper(value: Any) -> bool:
     """Whether methods of the user's run where a value is called, or found in a class."""
     found = (getattr(type(value), name, None) for name in ("__call__", "__get__"))
     functions = (each for each in found if isinstance(each, types.FunctionType))
-    return any(not is_library_file(each.__code__.co_filename) for each in functions)
+    return any(not is_library_function(each) for each in functions)
 
 
 def runs_unnamed(name: str) -> bool:

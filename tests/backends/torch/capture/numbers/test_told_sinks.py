@@ -288,6 +288,64 @@ def test_a_function_that_is_imported_around_the_step_is_refused() -> None:
         capture(step, *args)
 
 
+COUNTER = """
+n, first, last, rows, counts, cache = 0, None, 0.0, [], {"n": 0}, {}
+
+class Registry:
+    def __init__(self):
+        self.n = 0
+
+registry = Registry()
+
+def count():
+    global n
+    n += 1
+
+def keep():
+    rows.append(1)
+
+def note():
+    counts["n"] += 1
+
+def register():
+    registry.n += 1
+
+def deeper():
+    count()
+
+def look():
+    global first
+    first = first or 1.0
+    cache[len(cache)] = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("called", "changed"),
+    [
+        ("count", "n"), ("keep", "rows"), ("note", "counts.n"), ("register", "registry.n"),
+        ("deeper", "n"), ("look", None),
+    ],
+)  # fmt: skip
+def test_what_a_package_counts_in_its_module_is_refused(
+    called: str, changed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What its first call alone sets, and dictionaries that grow, are caches."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "counterlib.py").write_text(COUNTER)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "counterlib", raising=False)
+    found = getattr(importlib.import_module("counterlib"), called)
+    step, args = telling(lambda loss, model: found())
+    if changed is None:
+        capture(step, *args)
+    else:
+        with pytest.raises(UnsupportedError, match=f"the step changes counterlib.{changed} of an"):
+            capture(step, *args)
+    sys.modules.pop("counterlib")
+
+
 @pytest.mark.usefixtures("_tracker")
 def test_a_function_whose_result_is_used_is_not_told() -> None:
     tracker = importlib.import_module("trackerlib")

@@ -110,17 +110,21 @@ def changed_tensors(trace: StepTrace) -> list[str]:
     return found
 
 
-def written_at_first(
-    first: StepTrace, trace: StepTrace, initial: Mapping[str, Any]
+def without_first_value(
+    first: StepTrace, trace: StepTrace, initial: Mapping[str, Any], irregular: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return why states do not start from their number: the first step writes them again.
+    """Return why states do not start from a number; any will do for those that are replaced unread.
 
     Args:
         first: Trace of the first step.
         trace: Of the step that repeats.
         initial: First values of states by name.
+        irregular: Those that the first step does not fill with a number, and why.
     """
-    found: dict[str, str] = {}
+    replaced = _replaced_unread(trace, irregular)
+    for name in replaced:
+        trace.values[name].call.arguments = {"initial": 0.0}
+    found = {name: why for name, why in irregular.items() if name not in replaced}
     for name, value in first.created.items():
         storage, now = value.storage, trace.values.get(name)
         is_number = isinstance(initial.get(name), int | float)
@@ -130,6 +134,23 @@ def written_at_first(
         is_empty = ".empty" in storage.owner.call.kind
         if len(storage.writes) - is_empty > len(now.storage.writes):
             found[name] = "is written once more by the first step, when it is created"
+    return found
+
+
+def _replaced_unread(trace: StepTrace, names: Iterable[str]) -> set[str]:
+    """Return which states of optimizers a step puts other tensors into, and never reads."""
+    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    found = set[str]()
+    for name in names:
+        source, value = trace.sources.get(name), trace.values.get(name)
+        if source is None or value is None or value.storage is None or value.storage in read:
+            continue
+        live = source.get()
+        if source.kind == "state" and source.parameter is None and isinstance(live, torch.Tensor):
+            new = trace.tracer.aliases.fresh_value(live)
+            is_alike = new.geometry and value.geometry and new.geometry[::3] == value.geometry[::3]
+            if is_alike and new.storage is not value.storage and not value.storage.writes:
+                found.add(name)
     return found
 
 

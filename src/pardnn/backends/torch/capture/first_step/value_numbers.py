@@ -31,7 +31,14 @@ from pardnn.backends.torch.capture.first_step.initial_state import (
     MOMENTUM_INITIAL,
 )
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Geometry, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import (
+    ITEM,
+    Call,
+    Geometry,
+    Storage,
+    Value,
+    flags_of,
+)
 from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances, literal
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
 from pardnn.graph.ir import SOURCE_KINDS
@@ -117,7 +124,8 @@ class NumberedTrace:
         self._draws: dict[Call, int] = {}
         tracer = trace.tracer
         for call in tracer.calls[: trace.length]:
-            if call in tracer.undoing or call.view:
+            # A fake view of what is known, such as a literal, has a storage of its own.
+            if call in tracer.undoing or (call.view and call.outputs[0].base is not None):
                 continue
             if call.kind in SOURCE_KINDS:
                 self._add_source(call)
@@ -156,7 +164,8 @@ class NumberedTrace:
             return content
         known = self._numbering.known(content)
         shape, strides, offset, dtype = value.geometry
-        if known is not None and whole == _contiguous(known) and dtype == known.dtype:
+        is_plain = dtype == getattr(known, "dtype", None) and not any(flags_of(value.geometry))
+        if known is not None and whole == _contiguous(known) and is_plain:
             with _disable_current_modes():
                 return self._numbering.of_known(
                     known.contiguous().as_strided(shape, strides, offset)

@@ -36,7 +36,7 @@ from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.ops.number_texts import format_number, text_format
-from pardnn.backends.torch.user_step.code_names import is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_frame
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
@@ -381,7 +381,7 @@ def _noting_print(effects: Effects, real: Callable[..., None]) -> Callable[..., 
         if sink is not None:
             effects.written(sink, args, " " if sep is None else sep, "\n" if end is None else end)
             return
-        library = is_library_file(sys._getframe(1).f_code.co_filename)
+        library = is_library_frame(sys._getframe(1))
         if library or file not in (None, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             real(*args, sep=sep, end=end, file=file, flush=flush)
             return

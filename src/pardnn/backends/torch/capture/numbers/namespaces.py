@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_module, names_in
+from pardnn.backends.torch.user_step.code_names import (
+    is_library_function,
+    is_library_module,
+    names_in,
+)
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.references import cells
 from pardnn.backends.torch.user_step.slots import GlobalName
@@ -43,7 +47,7 @@ def namespaces(objects: ObjectGraph) -> list[_Namespace]:
     found: dict[int, dict[str, Any]] = {}
     for value in objects.seen.values():
         if isinstance(value, types.FunctionType):
-            if not is_library_file(value.__code__.co_filename):
+            if not is_library_function(value):
                 found[id(value.__globals__)] = value.__globals__
         elif isinstance(value, types.ModuleType) and not is_library_module(value):
             found[id(vars(value))] = vars(value)

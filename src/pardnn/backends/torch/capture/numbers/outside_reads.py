@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import is_library_frame, names_in
 
 #: All that reads or writes a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
@@ -174,7 +174,7 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
     """Whether the user's code asks, by itself or by a library that reads for it."""
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
-        if not is_library_file(frame.f_code.co_filename):
+        if not is_library_frame(frame):
             return True
         if name.partition(".")[0] in _INTERNAL and name not in _READS_FOR_USERS:
             return False
@@ -220,7 +220,7 @@ def _asked_by_user() -> Callable[[], bool]:
     thread = threading.get_ident()
 
     def is_asked() -> bool:
-        is_library = is_library_file(sys._getframe(2).f_code.co_filename)
+        is_library = is_library_frame(sys._getframe(2))
         return threading.get_ident() == thread and not is_library
 
     return is_asked

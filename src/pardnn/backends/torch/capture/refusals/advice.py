@@ -15,7 +15,8 @@ _BRANCH = (
     "torch.maximum for max and min. A loop runs a fixed number of times, each under\n"
     "torch.where. A condition may depend on sizes and literals only; nn.Transformer\n"
     "reads a mask from outside the step, unless is_causal is passed with it.\n"
-    "A branch that ends in `raise` is a check, if before that it only prints, logs and collects."
+    "A branch that ends in `raise` is a check, if before that it only prints, logs and collects.\n"
+    "FusedMovingAvgObsFakeQuantize has no branch, unlike FakeQuantize."
 )
 POSITION = (
     "x[i], x[i : i + n] and x.narrow with an i from data are followed, as copies, and so are\n"

@@ -17,6 +17,11 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     advice = "Move it out of the step: collect and compare what it returns, after it has returned."
     if ".param_groups." in f".{first}":  # D-Adaptation, for one
         advice = "What an optimizer makes at its first step is there after one step of your own."
+        if first.endswith(".params"):
+            advice = (
+                "Take parameters out of a group between two calls, and freeze them:\n"
+                'p.requires_grad_(False), and group["params"] = group["params"][:2].'
+            )
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
@@ -217,6 +222,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
+    said = said.replace("SymFloat", "float").replace("SymInt", "int")
     return error_at(
         where,
         "the step runs once, but raises when capture runs it again from the same state.\n"

@@ -19,7 +19,12 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.refusals.unsupported import error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_users_code, names_in
+from pardnn.backends.torch.user_step.code_names import (
+    is_library_file,
+    is_library_function,
+    is_users_code,
+    names_in,
+)
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError, shown
 
@@ -88,7 +93,7 @@ def _told_by(kind: type, *, may_ask: bool) -> str | None:
 
 def _names_weak(function: types.FunctionType) -> bool:
     """Whether code makes weak references, by the module of that name or a name imported from it."""
-    if is_library_file(function.__code__.co_filename):
+    if is_library_function(function):
         return False
     named = (function.__globals__.get(key) for key in names_in(function.__code__))
     return any(each is weakref or getattr(each, "__module__", "") == "weakref" for each in named)

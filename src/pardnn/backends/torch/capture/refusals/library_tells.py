@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,7 +25,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.capture.numbers.told_sinks import is_dropped
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_frame, names_in
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError
 
@@ -94,7 +94,7 @@ def _refusing(real: Callable[..., Any], where: Callable[[], str | None]) -> Call
     @functools.wraps(real)
     def refusing(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        is_users = not is_library_file(caller.f_code.co_filename)
+        is_users = not is_library_frame(caller)
         if threading.get_ident() == own and is_users and is_dropped(caller):
             raise told_library(f"{real.__module__}.{real.__name__}", where())
         return real(*args, **kwargs)
@@ -123,4 +123,20 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         "not in later steps.\n"
         f"{advice}",
         "E804",
+    )
+
+
+def changed_library(names: Sequence[str]) -> UnsupportedError:
+    """Return E804: a step that changes what an installed package holds at each call.
+
+    Args:
+        names: Of what has changed.
+    """
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return UnsupportedError(
+        f"the step changes {names[0]}{more} of an installed package: this would happen at capture\n"
+        "only, not in later steps.\n"
+        "Call what changes it between two calls, with what the step returns.",
+        code="E804",
+        details={"changed": list(names)},
     )

@@ -24,7 +24,7 @@ from unittest import mock
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_frame
 from pardnn.errors import UnsupportedError
 
 _POOL = "gives work to a pool"
@@ -86,7 +86,7 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
         if name.partition(".")[0] not in _BETWEEN:
-            return not is_library_file(frame.f_code.co_filename)
+            return not is_library_frame(frame)
         frame = frame.f_back
     return False
 

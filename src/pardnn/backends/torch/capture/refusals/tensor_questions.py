@@ -21,7 +21,7 @@ from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.random_states import states_refused
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import (
-    is_library_file,
+    is_library_frame,
     names_in,
     object_question,
 )
@@ -77,7 +77,7 @@ def _places_of(
 
 def _asked(tracer: Tracer, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def ask(tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-        is_users = not is_library_file(sys._getframe(1).f_code.co_filename)
+        is_users = not is_library_frame(sys._getframe(1))
         if is_users and tracer.aliases.knows(tensor):
             storage = tracer.aliases.value(tensor).storage
             if storage is not None and storage.source:

@@ -21,6 +21,7 @@ Idea: compute both sides and select, with the same bits as the branch:
 - A slice at a number that only a run knows is indexing by a tensor: `positions`.
 - transformers makes an attention mask from positions whenever it sees a fake tensor, and otherwise
   only if sequences are packed: positions made from constants are read, as in eager steps.
+- Derivatives of products, largest items and medians compute both formulas: `derivatives`.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
 """
@@ -42,6 +43,7 @@ from torch.utils._pytree import tree_leaves
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, folded_list
 from pardnn.backends.torch.capture.numbers.left_behind import reads
 from pardnn.backends.torch.capture.rewrites import asgd, cond, packed_sequences, radam, sgd
+from pardnn.backends.torch.capture.rewrites.derivatives import derivatives_rewritten
 from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -61,7 +63,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
     Args:
         tracer: Of the step that runs in it.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, derivatives_rewritten(tracer):
 
         def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
             call = functools.partial(new, tracer, getattr(owner, name, None))

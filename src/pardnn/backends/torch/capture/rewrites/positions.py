@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.trace_ir import ITEM, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 
 _SUMS = {"scalar.add": 1, "aten.add.Tensor": 1, "scalar.sub": -1, "aten.sub.Tensor": -1}
 
@@ -260,14 +260,29 @@ def _index(tracer: Tracer, place: _Place) -> torch.Tensor:
     node, device = node_of(place.first), place.view.device
     assert node is not None
     at = torch.arange(place.size or 1, device=device)
-    held = node.tensor
-    if held is None or node.value.call.inputs[0] is not tracer.aliases.fresh_value(held):
+    read = _read_behind(node)
+    held = None if read is None else read.tensor
+    if held is None or read.value.call.inputs[0] is not tracer.aliases.fresh_value(held):
         at = at + place.first
     else:
         at = at + held.detach().reshape(1).to(device, torch.int64)
+        offset = _linear(node.value)[1] - _linear(read.value)[1]
+        at = at + offset if offset else at
     if place.size is not None:
         return at
     return torch.where(at < 0, at + place.view.shape[place.dim], at)  # counted from the end
+
+
+def _read_behind(node: HostNode) -> HostNode | None:
+    """Return the number of a tensor of which another one is a sum with constants; None if none."""
+    base, _ = _linear(node.value)
+    waiting = [node]
+    while waiting:
+        at = waiting.pop()
+        if at.tensor is not None and _linear(at.value)[0] is base:
+            return at
+        waiting += at.parents
+    return None
 
 
 def _laid_out(copy: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.code_names import globals_named, is_library_file, is_users_code
+from pardnn.backends.torch.user_step.code_names import (
+    globals_named,
+    is_library_function,
+    is_users_code,
+)
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
 from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
@@ -294,7 +298,7 @@ class GuardWalk:
             if (id(cell), None) not in self._written:
                 self._attribute(key, cell, "cell_contents", (id(cell), None))
                 yield key, value
-        if is_library_file(function.__code__.co_filename):
+        if is_library_function(function):
             return
         name = function.__name__
         # An editor that reloads a module puts other code into its functions.

@@ -12,7 +12,7 @@ from pardnn.plan.plan import Tried
 
 
 class Complete(Protocol):
-    """A complete plan of the problem, as `planner.portfolio.Outcome` is."""
+    """A complete plan of the problem, as `planner.search.portfolio.Outcome` is."""
 
     @property
     def makespan_s(self) -> float:
@@ -35,23 +35,38 @@ class SearchLog:
         score: Of the best plan; see `outcome.score`.
         partitioned_ops: Local ops of the cuts that were tried.
         without_room: Names of cuts of the problem's own graph that do not fit any device.
+        check: Called with each complete plan of the problem, which it may refuse by raising.
         least_ratio: Of the cuts so far, the least of simulated to estimated seconds; None: none.
     """
 
     def __init__(
-        self, watch: Watch | None = None, *, within: SearchLog | None = None, part: str = ""
+        self,
+        watch: Watch | None = None,
+        *,
+        within: SearchLog | None = None,
+        beside: SearchLog | None = None,
+        part: str = "",
     ) -> None:
-        """Start a log, or one of a part of a search, whose plans are not plans of the problem."""
+        """Start a log.
+
+        Args:
+            watch: See the attributes.
+            within: Of the search that this one is a part of, whose plans are not plans of the
+                problem.
+            beside: Of another search for the same problem; both spend the same time measuring.
+            part: Name of the part.
+        """
         self.watch = watch if within is None else within.watch
         self.tried: list[Tried] = [] if within is None else within.tried
         self.best: Complete | None = None if within is None else within.best
         self.score = (math.inf, math.inf) if within is None else within.score
         self.partitioned_ops = 0
         self.without_room: set[str] = set()
+        self.check: Callable[[Complete], None] | None = None
         self.least_ratio: float | None = None
         self._part = part if within is None else within._part + part
-        self._root = self if within is None else within._root
-        self._measuring_s = 0.0
+        other = within or beside
+        self._measured_s: list[float] = [] if other is None else other._measured_s
 
     @property
     def seconds(self) -> float:
@@ -61,7 +76,7 @@ class SearchLog:
     @property
     def measuring_s(self) -> float:
         """Seconds that the whole search has spent timing ops of cuts and pieces."""
-        return self._root._measuring_s
+        return sum(self._measured_s)
 
     @contextmanager
     def measuring(self, what: str) -> Iterator[None]:
@@ -73,7 +88,7 @@ class SearchLog:
         self.trying(f"timing the ops of {what}")
         begin = time.perf_counter()
         yield
-        self._root._measuring_s += time.perf_counter() - begin
+        self._measured_s.append(time.perf_counter() - begin)
 
     def trying(self, what: str) -> None:
         """Report what is tried now."""
@@ -83,8 +98,15 @@ class SearchLog:
 
     def keep(self, found: Complete, score: tuple[float, float]) -> None:
         """Keep a plan of the problem if it is the best so far, from any part of the search."""
+        if self.check is not None:
+            self.check(found)
         if self.best is None or score < self.score:
             self.best, self.score = found, score
+
+    def take(self, other: SearchLog) -> None:
+        """Take over what another search for the same problem has tried, and its best."""
+        self.tried[:], self.best, self.score = other.tried, other.best, other.score
+        self.partitioned_ops += other.partitioned_ops
 
     def note_ratio(self, ratio: float) -> None:
         """Note how many times as long as estimated a cut takes, simulated."""

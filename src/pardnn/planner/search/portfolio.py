@@ -37,8 +37,8 @@ from pardnn.planner.algorithms import (
 )
 from pardnn.planner.microbatches.suitable import suitable_for
 from pardnn.planner.outcome import Outcome, score, with_plan
-from pardnn.planner.polished import polished
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.polished import polished
 from pardnn.planner.sharded.decide import beaten_at, decide_sharded
 from pardnn.planner.start.near import itself, kept_near
 from pardnn.planner.steering.constrained import obeyed

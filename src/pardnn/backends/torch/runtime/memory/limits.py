@@ -73,27 +73,25 @@ class HeapGuard:
     blocks. If it has no more room, such blocks go back to the system again; those that fit a gap of
     the heap still take that. Room is left for what may then come: everything that a step makes at
     once, once more for what the current op has made in the heap, and a block of scratch.
-
-    Args:
-        made_bytes: Most bytes of blocks made by the step that are live at once.
     """
 
-    def __init__(self, made_bytes: int) -> None:
-        self._needed = 2 * made_bytes + GROWN_BYTES
+    def __init__(self) -> None:
         self._end: int | None = None
 
-    def begin(self, *, is_watched: bool) -> None:
+    def begin(self, made_bytes: int | None) -> None:
         """Choose whether blocks of a step stay.
 
         Args:
-            is_watched: Whether its ops are watched; otherwise blocks stay only without a limit.
+            made_bytes: Most bytes that are live at once of the blocks that it makes without a fixed
+                place. None: its ops are not watched, and blocks stay only without a limit.
         """
         bound, _ = resource.getrlimit(resource.RLIMIT_DATA)
         self._end = None
         if is_pinned() and bound == resource.RLIM_INFINITY:
             keep_blocks(True)
         elif is_pinned():
-            room = bound - data_bytes() - self._needed if is_watched else -1
+            needed = None if made_bytes is None else 2 * made_bytes + GROWN_BYTES
+            room = -1 if needed is None else bound - data_bytes() - needed
             keep_blocks(room >= 0)
             self._end = heap_end() + room if room >= 0 else None
 

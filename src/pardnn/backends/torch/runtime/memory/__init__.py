@@ -1,0 +1,1 @@
+"""The memory of a rank: limits, places, and what is measured."""

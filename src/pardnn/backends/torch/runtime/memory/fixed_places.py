@@ -1,0 +1,82 @@
+"""A rank's memory: which of its tensors have fixed places, and what of the heap stays.
+
+A place is for a storage that the plan frees within the step, of an op that can write into memory
+that it is given (`ops.out_forms`): instead of fresh pages from the system it has those of the
+rank's arena, kept from step to step (`arena`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.arena import Arena, Layout
+from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, SMALL_BYTES
+from pardnn.backends.torch.ops.out_forms import bind_into, may_have_place
+from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES, choose_heap
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.graph.ir import Op
+from pardnn.plan.places import choose_places
+from pardnn.plan.plan import plan_arrays
+
+Call = Callable[[dict[str, Any]], None]
+
+
+def choose_memory(
+    program: Program, rank: int, limit_bytes: int | None, device: torch.device, *,
+    has_places: bool = True,
+) -> Layout:  # fmt: skip
+    """Choose what of a rank's memory stays with it when tensors are freed; tell the allocator.
+
+    Args:
+        program: What runs.
+        rank: The rank.
+        limit_bytes: Of its tensors; None without limit.
+        device: Of the rank: only on a CPU tensors have places.
+        has_places: Whether they may have.
+    """
+    graph = program.graph
+    made = [(op, tensor) for op in graph.ops for tensor in op.outputs]
+    may = has_places and device.type == "cpu"
+    movable = [number for number, (op, _) in enumerate(made) if may and may_have_place(op)]
+    arrays = plan_arrays(graph, program.plan)
+
+    def choose(growth: float, beyond: int) -> Layout:
+        room = None if limit_bytes is None else limit_bytes + beyond
+        found = choose_places(
+            graph, arrays, rank, movable, small_bytes=SMALL_BYTES, growth=growth, room=room
+        )
+        large = found.large_peak + found.bytes
+        has_room = choose_heap(found.small_peak, large, limit_bytes)
+        others = int(found.large_peak + growth * found.small_peak)
+        most = None if room is None else max(room - others, found.bytes)
+        places = tuple((made[number][1], at) for number, at in found.offsets.items())
+        return Layout(found.bytes, most, places, found.made_peak, has_room)
+
+    layout = choose(HEAP_GROWTH, ALLOWANCE_BYTES // 2)
+    return layout if layout.has_room else choose(1.0, 0)._replace(has_room=False)
+
+
+def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
+    """Return a call that writes into the op's place if the arena has one.
+
+    Args:
+        op: The op.
+        call: What runs otherwise.
+        device: Of the rank.
+        arena: Of the rank.
+    """
+    if device.type != "cpu" or not may_have_place(op):
+        return call
+    (output,) = op.outputs
+    name, shape, strides = output.name, output.shape or (), strides_of(output)
+    # A view that is new at each call: an op may change the geometry of its tensor in place.
+    write = bind_into(op, device, lambda: arena.places[name].as_strided(shape, strides))
+
+    def run(env: dict[str, Any]) -> None:
+        (write if name in arena.places else call)(env)
+
+    return run

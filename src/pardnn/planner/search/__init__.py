@@ -1,0 +1,1 @@
+"""The search for a plan: algorithms in turn, local search, and what was tried."""

@@ -1,0 +1,90 @@
+"""An arena: places for tensors, memory that counts while a step runs alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+
+from pardnn.backends.torch.arena import Arena, Layout
+from pardnn.backends.torch.runtime.memory.limits import data_bytes
+from pardnn.graph.ir import Tensor
+
+MIB = 1 << 20
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory of Linux")
+
+
+def layout(mib: int, most: int | None = None) -> Layout:
+    """Two tensors, one in each half."""
+    pair = [Tensor(name=name, bytes=mib << 19, shape=(mib << 17,), dtype="float32")
+            for name in ("a", "b")]  # fmt: skip
+    places = ((pair[0], 0), (pair[1], mib << 19))
+    limit = None if most is None else most * MIB
+    return Layout(mib * MIB, limit, places, made_bytes=0, has_room=True)
+
+
+@linux
+def test_places_count_while_they_are_open() -> None:
+    torch.ones(8 << 20).min()  # starts torch's threads, whose stacks count
+    arena, first, before = Arena(), layout(64), data_bytes()
+    arena.open(first)
+    a, b = arena.places["a"], arena.places["b"]
+    assert b.data_ptr() - a.data_ptr() == 32 * MIB
+    b.fill_(1.0)
+    a.fill_(2.0)
+    assert b.min() == 1.0
+    assert data_bytes() - before > 60 * MIB
+    arena.close()
+    assert data_bytes() - before < 4 * MIB
+    arena.open(first)
+    assert arena.places["a"] is a
+
+
+@linux
+@pytest.mark.parametrize(("most", "is_kept"), [(None, True), (64, True), (63, False)])
+def test_programs_take_turns_in_the_memory(most: int | None, is_kept: bool) -> None:
+    arena, before = Arena(), data_bytes()
+    arena.open(layout(64))
+    arena.close()
+    arena.open(layout(16, most))
+    assert arena.places["b"].nbytes == 8 * MIB
+    assert (data_bytes() - before > 60 * MIB) == is_kept
+    arena.close()
+    arena.open(layout(128))
+    assert arena.places["b"].nbytes == 64 * MIB
+    assert data_bytes() - before < 132 * MIB
+
+
+@linux
+def test_a_forked_process_does_not_have_it() -> None:
+    arena = Arena()
+    arena.open(layout(64))
+    held = data_bytes()
+    pid = os.fork()
+    if not pid:
+        os._exit(data_bytes() > held - 60 * MIB)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_without_memory_there_are_no_places() -> None:
+    arena = Arena()
+    arena.open(layout(1 << 30))
+    assert arena.places == {}
+    arena.close()
+    arena.open(layout(2))
+    assert sys.platform != "linux" or set(arena.places) == {"a", "b"}
+
+
+@linux
+def test_a_freed_place_must_be_alone() -> None:
+    arena = Arena()
+    arena.open(layout(2))
+    arena.check_freed(["a", "x"])
+    view = arena.places["a"].view(-1, 2)
+    with pytest.raises(AssertionError):
+        arena.check_freed(["a"])
+    del view
+    assert torch.equal(arena.places["a"], arena.places["a"])
+    arena.check_freed(["a"])
