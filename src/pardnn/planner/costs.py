@@ -177,7 +177,13 @@ def _of_this_cpu(graph: Graph, threads: int, keeps: bool) -> Costs:
 
 
 def partitioned_costs(
-    graph: Graph, partitioned: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
+    graph: Graph,
+    partitioned: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
 ) -> Costs:
     """Return the costs of a partitioned graph, from the same source as those of the graph.
 
@@ -187,13 +193,14 @@ def partitioned_costs(
         cluster: Has the device types.
         costs: Of the graph.
         threads: That an op may use on a CPU.
+        progress: See `costs_for`.
     """
     if costs.source == "graph":
         return graph_costs(partitioned)
     partitioned = dataclasses.replace(partitioned, is_captured=graph.is_captured)
     names = [name for name in costs.source.split(", ") if name != "cpu"]
     choice = names[0] if names else "cpu"
-    return costs_for(partitioned, cluster, choice, threads=threads, whole=graph)
+    return costs_for(partitioned, cluster, choice, threads=threads, progress=progress, whole=graph)
 
 
 def scaled_costs(graph: Graph, costs: Costs, partitioned: Graph) -> Costs:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from pardnn.cluster import Cluster
-from pardnn.planner.costs import costs_for
+from pardnn.planner.costs import Progress, costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.log import SearchLog
 from pardnn.planner.search.portfolio import decide, decide_best
 from pardnn.planner.sharded import complete
 from pardnn.planner.sharded import decide as cuts
@@ -32,7 +33,8 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What is measured of one cut after the other, in their estimates; none is known before."""
     shares: list[float] = []
 
-    def measured(_: Problem, found: ShardedPlan) -> ShardedPlan:
+    def measured(_: Problem, found: ShardedPlan, progress: Progress) -> ShardedPlan:
+        progress(1, 1)
         return found._replace(
             makespan_s=found.makespan_s * shares.pop(0), estimated_s=found.makespan_s
         )
@@ -70,6 +72,21 @@ def test_one_that_is_estimated_far_above_the_best_is_not(measuring: list[float])
             decide(asked, "equal-chop", best=first._replace(sharded=cut))
 
 
+def test_seconds_of_timing_count_for_the_whole_search_where_something_is_timed() -> None:
+    shown: list[str] = []
+    log = SearchLog(lambda what, _tried, _best_s: shown.append(what))
+    part, beside = SearchLog(within=log, part="2 pieces, "), SearchLog(beside=log)
+    for each in (log, part, beside):
+        each.timing("tofu")  # all of its ops are known
+    assert log.measuring_s == 0
+    told = part.timing("tofu")
+    told(1, 2)
+    first = beside.measuring_s
+    told(2, 2)
+    assert 0 < first < log.measuring_s == part.measuring_s
+    assert shown == [f"2 pieces, timing the ops of tofu, {done} of 2" for done in (1, 2)]
+
+
 def test_what_is_measured_keeps_its_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = chain(4096, 512), Cluster.uniform(2)
     asked = Problem(graph, cluster, costs_for(graph, cluster, "k80"), PlanOptions())
@@ -77,7 +94,7 @@ def test_what_is_measured_keeps_its_estimate(monkeypatch: pytest.MonkeyPatch) ->
     assert estimate is not None
     twice = {kind: 2 * each for kind, each in estimate.costs.seconds.items()}
     costs = dataclasses.replace(estimate.costs, seconds=twice)
-    monkeypatch.setattr(complete, "partitioned_costs", lambda *_: costs)
+    monkeypatch.setattr(complete, "partitioned_costs", lambda *_, **__: costs)
     found = complete.measured(asked, estimate)
     assert found.estimated_s == estimate.makespan_s < found.makespan_s
 

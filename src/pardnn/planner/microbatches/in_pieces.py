@@ -111,8 +111,8 @@ def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome
     is_measured = problem.costs.is_measured
     plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
     if is_measured:
-        with inner.log.measuring(outcome.algorithm):
-            known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
+        progress = inner.log.timing(outcome.algorithm)
+        known = partitioned_costs(problem.graph, cut, cluster, problem.costs, progress=progress)
     if outcome.sharded is not None:  # with state on the host, or second calls of ops
         cut, whole = outcome.sharded.graph, cut
         known = rewritten_costs(whole, known, plan, cluster, cut)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol, final
 
 from pardnn.plan.plan import Tried
@@ -78,17 +77,20 @@ class SearchLog:
         """Seconds that the whole search has spent timing ops of cuts and pieces."""
         return sum(self._measured_s)
 
-    @contextmanager
-    def measuring(self, what: str) -> Iterator[None]:
-        """Count, and report, the time in which ops of a plan are timed.
+    def timing(self, what: str) -> Callable[[int, int], None]:
+        """Return a function to call, from now on, with the number of ops timed and of all.
 
         Args:
-            what: The algorithm that made the plan.
+            what: The algorithm that made the plan whose ops are timed.
         """
-        self.trying(f"timing the ops of {what}")
-        begin = time.perf_counter()
-        yield
-        self._measured_s.append(time.perf_counter() - begin)
+        begin, spent, at = time.perf_counter(), self._measured_s, len(self._measured_s)
+        spent.append(0.0)
+
+        def told(done: int, number: int) -> None:
+            spent[at] = time.perf_counter() - begin
+            self.trying(f"timing the ops of {what}, {done} of {number}")
+
+        return told
 
     def trying(self, what: str) -> None:
         """Report what is tried now."""

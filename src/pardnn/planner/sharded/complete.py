@@ -16,7 +16,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
 from pardnn.plan.mesh import meets, placements
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
-from pardnn.planner.costs import partitioned_costs, scaled_costs
+from pardnn.planner.costs import Progress, partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.memory import (
     check_held,
@@ -309,14 +309,16 @@ def _held(local: Graph, plan: Plan) -> list[int]:
     return found
 
 
-def measured(problem: Problem, found: ShardedPlan) -> ShardedPlan:
+def measured(problem: Problem, found: ShardedPlan, progress: Progress | None = None) -> ShardedPlan:
     """Measure the local ops, and time the transfers once more.
 
     Args:
         problem: What was planned.
         found: By estimated costs of the local ops.
+        progress: Called with the number of ops timed and in all.
     """
-    chosen = partitioned_costs(problem.graph, found.graph, problem.cluster, problem.costs)
+    given = (problem.graph, found.graph, problem.cluster, problem.costs)
+    chosen = partitioned_costs(*given, progress=progress)
     plan, arrays, makespan, _ = _overlapped(problem, found.graph, found.plan, found.arrays, chosen)
     timed = found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
     return timed._replace(estimated_s=found.makespan_s)

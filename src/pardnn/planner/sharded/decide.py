@@ -135,8 +135,7 @@ def _measured(
             f"not measured: other cuts took {log.measuring_s:.0f} s; it takes an estimated "
             f"{found.makespan_s:.4g} s"
         )
-    with log.measuring(algorithm):
-        return measured(problem, found)
+    return measured(problem, found, log.timing(algorithm))
 
 
 def fitting_plans(
