@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,20 @@ def test_without_memory_there_are_no_places() -> None:
     arena.close()
     arena.open(layout(2))
     assert sys.platform != "linux" or set(arena.places) == {"a", "b"}
+
+
+@linux
+def test_between_steps_the_system_may_take_the_pages() -> None:
+    def lazily_free_mib() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return int(next(each.split()[1] for each in lines if each.startswith("LazyFree"))) >> 10
+
+    arena, first, before = Arena(), layout(64), lazily_free_mib()
+    arena.open(first)
+    for place in arena.places.values():
+        place.fill_(1.0)
+    arena.close()
+    assert lazily_free_mib() - before > 60
 
 
 @linux

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 from pardnn.backends.torch.ops.codec import find_call
-from pardnn.backends.torch.ops.out_forms import out_form
+from pardnn.backends.torch.ops.out_forms import LEAST_BYTES, may_have_place, out_form
+from pardnn.graph.ir import Op, Tensor
 
 A, B, C, D = (torch.linspace(low, 2.0, 60).reshape(5, 12) for low in (-2.0, 0.1, -1.0, 0.5))
 SQUARE, BATCH = torch.rand(5, 5), torch.rand(2, 5, 5)
@@ -97,3 +99,18 @@ def test_an_empty_tensor_is_its_place() -> None:
 )  # fmt: skip
 def test_other_calls_have_no_such_form(kind: str) -> None:
     assert out_form(kind) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "may"),
+    [({}, True), ({"misaligned_bytes": 8}, False), ({"alias_of": "x"}, False),
+     ({"bytes": LEAST_BYTES - 4}, False)],
+)  # fmt: skip
+def test_a_place_is_for_aligned_results_that_own_enough_memory(
+    changed: dict[str, Any], may: bool
+) -> None:
+    result = Tensor(name="y", bytes=LEAST_BYTES, shape=(LEAST_BYTES // 4,), dtype="float32")
+    result = dataclasses.replace(result, **changed)
+    op = Op(name="y", kind="aten.exp.default", inputs=("x",), outputs=(result,))
+    assert may_have_place(op) == may
+    assert not may_have_place(dataclasses.replace(op, memory="residual"))

@@ -53,6 +53,9 @@ def test_what_the_first_rank_calls_is_not_timed_again():
     (share,) = rank_shares(graph, others)
     assert {op.name for op in others} <= {op.name for op in share.ops}
     assert len(share.ops) < len(graph.ops) / 2
+    read = {name for op in others for name in op.inputs}
+    makers = {op.name for op in graph.ops if any(t.name in read for t in op.outputs)}
+    assert makers <= {op.name for op in share.ops}  # so that calls find their inputs as in a step
 
 
 def test_calls_of_all_ranks_have_times(tmp_path):
