@@ -74,8 +74,8 @@ def choose_places(
         growth: Bytes that small blocks take for each that is live.
         room: Bytes for all blocks; None: as many as there are.
     """
-    found = Storages(*(column[all_storages(graph, plan).device == device]
-                       for column in all_storages(graph, plan)))  # fmt: skip
+    everywhere = all_storages(graph, plan)
+    found = Storages(*(column[everywhere.device == device] for column in everywhere))
     begin, end = plan.order_ptr[device], plan.order_ptr[device + 1]
     workspace = graph.arrays.workspace[plan.order_op[begin:end]]
     can = np.isin(found.tensor, np.fromiter(movable, np.int64, len(movable)))
