@@ -255,12 +255,13 @@ def _store_outputs(call: Call, op: Op, returns: Sequence[str | None] | None) -> 
     return store
 
 
-def bind(op: Op, device: torch.device | str) -> Call:
+def bind(op: Op, device: torch.device | str, function: Callable[..., Any] | None = None) -> Call:
     """Resolve an op once, so that running it costs little more than the call.
 
     Args:
         op: A call, not a source; for the loss op the function does nothing.
         device: What `{"device": "accelerator"}` decodes to.
+        function: Called with the op's arguments; None: the operator of its kind.
 
     Returns:
         A function that reads the op's inputs from the environment, name to value, and stores its
@@ -290,7 +291,7 @@ def bind(op: Op, device: torch.device | str) -> Call:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
     if kind.startswith("pardnn."):
         return _store_outputs(bind_partition_op(op, args, device), op, arguments.get("returns"))
-    call = _bind_call(_function(op, kind), args, kwargs)
+    call = _bind_call(function or _function(op, kind), args, kwargs)
     if boxes is not None:
         call = keep_boxes(call, boxes, ones, device, flatten_result)
     return _store_outputs(call, op, arguments.get("returns"))

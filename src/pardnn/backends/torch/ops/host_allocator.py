@@ -45,9 +45,7 @@ _GIVEN_BACK = {_M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: MMAP_
 _SMALL_KEPT = _GIVEN_BACK | {_M_MMAP_THRESHOLD: SMALL_BYTES}
 #: As in a process that is left alone; the end of a step must not trim what its next one needs.
 _GROWN = {_M_MMAP_THRESHOLD: GROWN_BYTES, _M_TRIM_THRESHOLD: 2 * GROWN_BYTES}
-_KEPT = {_M_MMAP_THRESHOLD: GROWN_BYTES, _M_TRIM_THRESHOLD: (1 << 31) - 1}
-
-_MOST = (1 << 31) - 1
+_KEPT = {_M_MMAP_THRESHOLD: GROWN_BYTES, _M_TRIM_THRESHOLD: _MOST}
 
 _is_pinned = False
 _keeps: bool | None = None  # until a plan says

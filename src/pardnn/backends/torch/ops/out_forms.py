@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.ops.codec import _bind_call, decode, find_call
+from pardnn.backends.torch.ops.codec import bind, find_call
 from pardnn.graph.ir import Op
 
 #: From so many bytes on a tensor has a place: such blocks go back to the system if they are freed.
@@ -96,14 +96,6 @@ def bind_into(
         device: See `codec.bind`.
         place: Returns a tensor of the result's geometry.
     """
-    arguments, form = op.arguments or {}, out_form(op.kind)
+    form = out_form(op.kind)
     assert form is not None
-    args = [decode(item, device) for item in arguments.get("args", [])]
-    kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
-    call = _bind_call(lambda *args, **kwargs: form(*args, out=place(), **kwargs), args, kwargs)
-    name = op.outputs[0].name
-
-    def store(env: dict[str, Any]) -> None:
-        env[name] = call(env)
-
-    return store
+    return bind(op, device, lambda *args, **kwargs: form(*args, out=place(), **kwargs))
