@@ -240,6 +240,7 @@ LOOKED_AT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "prod-dim": lambda h: h.prod(-1).sum() + h.t().prod(1, keepdim=True).sum(),
     "prod-dtype": lambda h: h.prod(0, dtype=torch.float64).sum().float(),
     "prod-one-zero": lambda h: (h[0].relu() * _less_its_item(h, 3)).prod(1).sum(),
+    "prod-whole-one-zero": lambda h: _less_its_item(h[0], 3).prod() * 50,
     "prod-several": lambda h: _signs(_less_its_item(h, 1, 3).prod() + h.relu().prod(0).sum(), h),
     "prod-twice": lambda h: _twice((1 + h / 9).prod(0).square().sum() + (1 + h / 9).prod(), h),
     "prod-vmap": lambda h: torch.vmap(lambda row: row.prod() + row.max())(h).sum(),
