@@ -18,11 +18,12 @@ from pardnn.backends.torch.ops import host_allocator
 from pardnn.backends.torch.ops.host_allocator import as_on_ranks
 from pardnn.backends.torch.profile.op_times import machine_of
 from pardnn.backends.torch.runtime.memory import limits as memory_limits
+from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.memory.limits import data_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Message, Plan
 from tests.long_cases import long_but
 
 linux_glibc = pytest.mark.skipif(
@@ -227,6 +228,19 @@ def test_a_program_tells_what_a_step_makes() -> None:
     plan = Plan(placement=dict.fromkeys("wxy", 0), order=(("w", "x", "y"),), messages=())
     program = Program(graph, plan)
     assert (program.peaks, program.made_peaks) == ([7 << 20], [3 << 20])
+
+
+@pytest.mark.parametrize(("devices", "placed"), [(1, ["y"]), (2, [])])
+def test_only_a_rank_that_is_alone_has_places(devices: int, placed: list[str]) -> None:
+    ops = [_op("x", 1), _op("y", 2, "x"), _op("z", 1, "y"), _op("v", 1, "x")]
+    graph = build_graph("blocks", ops)
+    last = devices - 1
+    rows = [["x", "y", "z"], ["v"]] if last else [["x", "y", "z", "v"]]
+    homes = {"x": 0, "y": 0, "z": 0, "v": last}
+    sent = (Message(tensor="x", source=0, target=1, post_before="v"),) if last else ()
+    plan = Plan(placement=homes, order=tuple(map(tuple, rows)), messages=sent)
+    layout = choose_memory(Program(graph, plan), 0, None, torch.device("cpu"))
+    assert [tensor.name for tensor, _ in layout.places if tensor.name == "y"] == placed
 
 
 @pytest.mark.parametrize(
