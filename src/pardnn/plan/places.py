@@ -52,6 +52,11 @@ class Places(NamedTuple):
     large_peak: int
     made_peak: int
 
+    def needed(self, growth: float, spare_bytes: int) -> int:
+        """Return the bytes of the block and all else, as `choose_places` counts them."""
+        waste = max(0, int((growth - 1) * self.small_peak) - spare_bytes)
+        return self.bytes + self.large_peak + self.small_peak + waste
+
 
 def choose_places(
     graph: Graph,
@@ -61,6 +66,7 @@ def choose_places(
     *,
     small_bytes: int,
     growth: float = 1.0,
+    spare_bytes: int = 0,
     room: int | None = None,
 ) -> Places:
     """Return the places of a device's tensors.
@@ -69,9 +75,11 @@ def choose_places(
         graph: The graph that the plan places.
         plan: A plan.
         device: Its number.
-        movable: Tensors whose storages may have a place, by number.
+        movable: Tensors that may have a place where they are made or arrive, by number.
         small_bytes: Blocks of fewer are small.
         growth: Bytes that small blocks take for each that is live.
+        spare_bytes: Room beside `room` for what they take in excess of their own size. The block
+            has no part in it: it takes all its bytes in every step.
         room: Bytes for all blocks; None: as many as there are.
     """
     everywhere = all_storages(graph, plan)
@@ -79,7 +87,7 @@ def choose_places(
     begin, end = plan.order_ptr[device], plan.order_ptr[device + 1]
     workspace = graph.arrays.workspace[plan.order_op[begin:end]]
     can = np.isin(found.tensor, np.fromiter(movable, np.int64, len(movable)))
-    can &= (found.message < 0) & (found.allocated >= 0) & (found.released >= 0)
+    can &= (found.bytes > 0) & (found.allocated >= 0) & (found.released >= 0)
     which = np.flatnonzero(can)
     most: int | None = None
     for _ in range(MAX_TRIES):
@@ -96,10 +104,10 @@ def choose_places(
             int(ends.max(initial=0)),
             *_peaks(found, outside, workspace, small_bytes),
         )  # fmt: skip
-        needed = places.bytes + places.large_peak + growth * places.small_peak
-        if room is None or needed <= room or not places.bytes:
+        excess = 0 if room is None else places.needed(growth, spare_bytes) - room
+        if excess <= 0 or not places.bytes:
             return places
-        most = places.bytes - max(int(needed - room), PAGE_BYTES)
+        most = places.bytes - max(excess, PAGE_BYTES)
     outside = np.ones(len(can), dtype=bool)
     return Places({}, 0, *_peaks(found, outside, workspace, small_bytes))
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from pardnn.backends.large_pages import has_large_pages
-from pardnn.graph.ir import Tensor
+from pardnn.graph.ir import Tensor, span_bytes
 
 _CLOSED, _OPEN = 0, mmap.PROT_READ | mmap.PROT_WRITE
 #: The block is a multiple of it.
@@ -102,7 +102,8 @@ def _mapped(size: int) -> mmap.mmap | None:
 
 def _storage(memory: mmap.mmap, tensor: Tensor, at: int) -> torch.Tensor:
     dtype = getattr(torch, tensor.dtype or "float32")
-    return torch.frombuffer(memory, dtype=dtype, count=tensor.bytes // dtype.itemsize, offset=at)
+    elements = span_bytes(tensor) // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=elements, offset=at)
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from pardnn.backends.torch.runtime.failures import (
     recent_actions,
 )
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
-from pardnn.backends.torch.runtime.memory.fixed_places import placed
+from pardnn.backends.torch.runtime.memory.fixed_places import placed, placed_arrival
 from pardnn.backends.torch.runtime.memory.limits import HeapGuard, is_out_of_memory
 from pardnn.backends.torch.runtime.memory.meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
@@ -169,7 +169,7 @@ class Executor:
             return lambda env: env.__setitem__(name, channel.wait(spec))
         into = self.program.lowered.messages[action.message].into
         if into is None:
-            return lambda env: env.__setitem__(name, channel.allocate(spec))
+            return placed_arrival(spec, channel.allocate, self.world.arena)
         place = receive_view(self.program.ops[spec.consumer], name)
         return lambda env: env.__setitem__(name, channel.allocate(spec, place(env[into])))
 

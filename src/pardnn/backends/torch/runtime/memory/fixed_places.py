@@ -1,8 +1,8 @@
 """A rank's memory: which of its tensors have fixed places, and what of the heap stays.
 
-A place is for a storage that the plan frees within the step, of an op that can write into memory
-that it is given (`ops.out_forms`): instead of fresh pages from the system it has those of the
-rank's arena, kept from step to step (`arena`).
+A place is for a storage that the plan frees within the step, of a message or of an op that can
+write into memory that it is given (`ops.out_forms`): instead of fresh pages from the system it has
+those of the rank's arena, kept from step to step (`arena`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.arena import Arena, Layout
+from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.devices import strides_of
 from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, SMALL_BYTES
-from pardnn.backends.torch.ops.out_forms import bind_into, may_have_place
+from pardnn.backends.torch.ops.out_forms import LEAST_BYTES, bind_into, may_have_place
 from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES, choose_heap
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.ir import Op
@@ -40,26 +41,30 @@ def choose_memory(
     """
     graph = program.graph
     made = [(op, tensor) for op in graph.ops for tensor in op.outputs]
-    # With messages, whose buffers the heap holds beside the block, a rank exceeded its limit.
-    is_alone = program.plan.num_devices == 1
-    may = has_places and device.type == "cpu" and is_alone
-    movable = [number for number, (op, _) in enumerate(made) if may and may_have_place(op)]
+    may = has_places and device.type == "cpu"
+    arrive = {spec.tensor for spec in program.specs if spec.target == rank and _is_worth_it(spec)}
+    movable = [
+        number
+        for number, (op, tensor) in enumerate(made)
+        if may and (tensor.name in arrive or may_have_place(op))
+    ]
     arrays = plan_arrays(graph, program.plan)
 
-    def choose(growth: float, beyond: int) -> Layout:
-        room = None if limit_bytes is None else limit_bytes + beyond
+    def choose(growth: float) -> Layout:
         found = choose_places(
-            graph, arrays, rank, movable, small_bytes=SMALL_BYTES, growth=growth, room=room
-        )
-        large = found.large_peak + found.bytes
-        has_room = choose_heap(found.small_peak, large, limit_bytes)
-        others = int(found.large_peak + growth * found.small_peak)
-        most = None if room is None else max(room - others, found.bytes)
+            graph, arrays, rank, movable, small_bytes=SMALL_BYTES, growth=growth,
+            spare_bytes=ALLOWANCE_BYTES // 2, room=limit_bytes,
+        )  # fmt: skip
+        has_room = choose_heap(found.small_peak, found.large_peak + found.bytes, limit_bytes)
+        most = None
+        if limit_bytes is not None:
+            free = limit_bytes - found.needed(growth, ALLOWANCE_BYTES // 2)
+            most = found.bytes + max(free, 0)
         places = tuple((made[number][1], at) for number, at in found.offsets.items())
         return Layout(found.bytes, most, places, found.made_peak, has_room)
 
-    layout = choose(HEAP_GROWTH, ALLOWANCE_BYTES // 2)
-    return layout if layout.has_room else choose(1.0, 0)._replace(has_room=False)
+    layout = choose(HEAP_GROWTH)
+    return layout if layout.has_room else choose(1.0)._replace(has_room=False)
 
 
 def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
@@ -82,3 +87,26 @@ def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
         (write if name in arena.places else call)(env)
 
     return run
+
+
+def placed_arrival(
+    spec: MessageSpec, allocate: Callable[[MessageSpec, torch.Tensor | None], Any], arena: Arena
+) -> Call:
+    """Return a call that makes the buffer of a message, in its place if the arena has one.
+
+    Args:
+        spec: The message.
+        allocate: `Channel.allocate`.
+        arena: Of the rank.
+    """
+    name, shape, strides = spec.tensor, spec.shape, spec.strides
+
+    def run(env: dict[str, Any]) -> None:
+        place = arena.places.get(name)
+        env[name] = allocate(spec, None if place is None else place.as_strided(shape, strides))
+
+    return run
+
+
+def _is_worth_it(spec: MessageSpec) -> bool:
+    return spec.bytes >= LEAST_BYTES and not spec.misaligned_bytes

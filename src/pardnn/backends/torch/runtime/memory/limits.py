@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.host_allocator import (
-    GROWN_BYTES,
     HEAP_GROWTH,
     SMALL_BYTES,
     heap_end,
@@ -72,7 +71,7 @@ class HeapGuard:
     more with each step. So the size of the heap is checked at each step and before each op of large
     blocks. If it has no more room, such blocks go back to the system again; those that fit a gap of
     the heap still take that. Room is left for what may then come: everything that a step makes at
-    once, once more for what the current op has made in the heap, and a block of scratch.
+    once, once more for what the current op has made in the heap, and the allowance.
     """
 
     def __init__(self) -> None:
@@ -90,7 +89,7 @@ class HeapGuard:
         if is_pinned() and bound == resource.RLIM_INFINITY:
             keep_blocks(True)
         elif is_pinned():
-            needed = None if made_bytes is None else 2 * made_bytes + GROWN_BYTES
+            needed = None if made_bytes is None else 2 * made_bytes + ALLOWANCE_BYTES
             room = -1 if needed is None else bound - data_bytes() - needed
             keep_blocks(room >= 0)
             self._end = heap_end() + room if room >= 0 else None
