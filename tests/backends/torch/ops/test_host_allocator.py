@@ -108,6 +108,22 @@ for room, made_bytes in ((96, None), (76, 20 << 20), (96, 20 << 20)):
     print("".join("01"[each] for each in found))
     resource.setrlimit(resource.RLIMIT_DATA, unlimited)
 """,
+    # What is mapped beside tensors is as code that kernels generate.
+    "code": f"""{IMPORTS}
+import mmap
+from pardnn.backends.torch.runtime.memory.limits import KernelCode
+pin_allocator()
+unlimited = resource.getrlimit(resource.RLIMIT_DATA)
+resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (64 << 20), unlimited[1]))
+bound = resource.getrlimit(resource.RLIMIT_DATA)[0]
+arena = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE)
+code = KernelCode(4 << 20)
+for make in (lambda: torch.empty(8 << 20, dtype=torch.uint8),
+             lambda: mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE), lambda: None):
+    held = make()
+    code.count()
+    print((resource.getrlimit(resource.RLIMIT_DATA)[0] - bound) >> 20)
+""",
     "small": f"""{IMPORTS}
 pin_allocator()
 print(kept(1 << 20))
@@ -176,6 +192,11 @@ def _printed(name: str) -> list[str]:
 @linux_glibc
 def test_small_blocks_stay_in_the_heap_until_a_plan_has_no_room_for_it() -> None:
     assert _printed("small") == ["False", "True", "False", "False", "False"]
+
+
+@linux_glibc
+def test_a_limit_grows_by_what_kernels_map_for_themselves_and_not_by_tensors() -> None:
+    assert _printed("code") == ["0", "8", "8"]
 
 
 @linux_glibc

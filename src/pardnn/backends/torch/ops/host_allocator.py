@@ -104,6 +104,14 @@ def heap_end() -> int:
     return _sbrk()(0)
 
 
+def allocated_bytes() -> int | None:
+    """Return the bytes that glibc's allocator has from the system; None where it does not say."""
+    if (found := _mallinfo()) is None:
+        return None
+    info = found()
+    return info.arena + info.hblkhd
+
+
 @contextlib.contextmanager
 def as_on_ranks(*, keeps: bool) -> Iterator[None]:
     """Treat freed tensors as ranks do while the context lasts; on a rank, nothing changes.
@@ -141,6 +149,26 @@ def keep_next(keeps: bool) -> None:
 def _sbrk() -> Callable[[int], int]:
     found = ctypes.CDLL(None).sbrk
     found.argtypes, found.restype = [ctypes.c_ssize_t], ctypes.c_void_p
+    return found
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2`: the heap's bytes come first, those of mapped blocks fifth."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+@functools.cache
+def _mallinfo() -> Callable[[], _MallInfo] | None:
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None)  # glibc 2.33
+    if found is not None:
+        found.restype = _MallInfo
     return found
 
 

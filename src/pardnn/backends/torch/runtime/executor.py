@@ -26,14 +26,10 @@ from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.profile.recorder import Recorder
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.runtime.agreement import Agreement
-from pardnn.backends.torch.runtime.failures import (
-    action_text,
-    out_of_memory,
-    recent_actions,
-)
+from pardnn.backends.torch.runtime.failures import action_text, out_of_memory, recent_actions
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory.fixed_places import placed, placed_arrival
-from pardnn.backends.torch.runtime.memory.limits import HeapGuard, is_out_of_memory
+from pardnn.backends.torch.runtime.memory.limits import HeapGuard, KernelCode, is_out_of_memory
 from pardnn.backends.torch.runtime.memory.meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import is_random, random_stream
@@ -303,7 +299,7 @@ class Executor:
     def _run_measured(self) -> None:
         env, meter = self._env, MemoryMeter()
         meter.add(env, list(env))
-        channel = self.world.channel
+        channel, code = self.world.channel, KernelCode(self.world.arena.bytes)
         for self._at, action in enumerate(self._actions):  # noqa: B020
             call, began = self._calls[self._at], time.perf_counter()
             call(env)
@@ -313,6 +309,7 @@ class Executor:
             elif isinstance(action, Compute):
                 if channel is not None and time.perf_counter() - began > LONG_OP_S:
                     self._calls[self._at] = channel.moving_beside(call)
+                code.count()
                 op = self.program.ops[action.op]
                 meter.add(env, [t.name for t in op.outputs], of_caller=op.kind == "input")
             elif isinstance(action, Allocate):
