@@ -94,6 +94,14 @@ def test_an_op_named_like_a_device_is_the_op():
     assert subject_of(opened(graph, plan), "1").kind == "op"
 
 
+@pytest.mark.parametrize("name", ["op:h", "tensor:h", "layer:net.1", "device:1"])
+def test_a_name_may_say_what_it_is_the_name_of(name):
+    """As in constraints: op and tensor have one name here."""
+    kind, _, rest = name.partition(":")
+    rest = "gpu:1" if kind == "device" else rest
+    assert subject_of(case(), name)[:2] == (kind, rest)
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [("act", "net.1.act"), ("net.0.wieght", "net.0.weight"), ("gpu:7", "gpu:1"), ("ROOT", "root")],
@@ -140,6 +148,7 @@ def test_names_send_nothing_to_a_terminal(name):
         assert all(line.isprintable() for line in text.split("\n"))
     plain = name if name.isprintable() else name.encode("unicode_escape").decode()
     assert any(plain in printable(op.name) for op in graph.ops)
+    assert printable(f"\u00e9{name}").startswith("\u00e9")  # what may be shown is
 
 
 def test_a_step_of_no_time_is_explained():

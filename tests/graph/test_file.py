@@ -21,7 +21,7 @@ from pardnn.graph.file import (
     read_graph,
     write_graph,
 )
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from tests.strategies import graphs
 
 FULL = Op(
@@ -120,6 +120,18 @@ def test_fingerprint_ignores_time_and_place_and_nothing_else(
     assert len(differing) == 1
     for change in ({"kind": "k"}, {"group": "h"}, {"arguments": {"args": [1]}}):
         assert fingerprint(changed(**change)) != fingerprint(graph)
+
+
+def test_the_line_of_a_condition_is_a_place_and_the_condition_is_not() -> None:
+    """A comment above the step voided the plans of a step that branches on a number."""
+
+    def loss(conditions: object) -> str:
+        host = {"rows": [], "conditions": conditions, "writes": [], "initial": {}}
+        return digested_text(Op(name="loss", kind=LOSS_KIND, arguments={"host": host}))
+
+    assert loss([["a", True, "x.py:1"]]) == loss([["a", True, "x.py:9"]])
+    assert loss([["a", True, "x.py:1"]]) != loss([["a", False, "x.py:1"]])
+    assert loss(["odd"]) != loss(7)
 
 
 @given(graphs(shuffled=True), st.text(), st.text())

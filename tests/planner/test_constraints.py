@@ -90,7 +90,7 @@ def test_an_advised_limit_was_tried_with_the_constraints() -> None:
     ends = (pardnn.pin("x", 1), pardnn.pin("h0.in", 0))
     options = PlanOptions(algorithm="single", constraints=ends)
     problem = Problem(_blocks(), cluster_of(2), costs_for(_blocks(), cluster_of(2), None), options)
-    assert suggestions(problem) == []
+    assert list(suggestions(problem)) == []
     with pytest.raises(InfeasibleError) as caught:
         planned(_blocks(), cluster_of(2), dataclasses.replace(options, recompute=True))
     assert "tried: fits" not in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -298,3 +298,21 @@ def test_only_stages_near_the_best_plan_are_improved(
     names = ["pardnn", microbatched.STAGES]
     found = microbatched.decide_microbatched(problem, names, lambda *_: whole)
     assert found.algorithm == expected
+
+
+def test_the_failure_that_is_told_is_of_the_plan_that_came_closest() -> None:
+    graph, cluster = small_case(0, seed=0)
+    found = Best(Problem(graph, cluster, graph_costs(graph)))
+
+    def needs(size: int | None) -> Callable[[], Outcome]:
+        details = {} if size is None else {"bytes": size, "usable_bytes": 10}
+
+        def fails() -> Outcome:
+            raise InfeasibleError(f"{size} bytes", details=details)
+
+        return fails
+
+    for size in (None, 30, 12, 20, None):
+        found.try_(needs(size))
+    with pytest.raises(InfeasibleError, match="12 bytes"):
+        found.best()

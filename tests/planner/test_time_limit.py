@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,22 @@ def test_the_search_for_advice_ends_too(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InfeasibleError, match="E301"):
         planned(GRAPH, Cluster.uniform(2, memory=16), PlanOptions(algorithm="heft", time_limit=0.5))
     assert time.monotonic() - began < 30
+
+
+def test_the_search_for_advice_is_cut_off_and_keeps_what_it_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a U-Net, cut over 16 devices, it took two minutes."""
+
+    def asks_for_ever(*_: object) -> Iterator[str]:
+        yield "--max-memory 1KiB"
+        while True:
+            time_limit.check_time()
+
+    monkeypatch.setattr("pardnn.api.advice.suggestions", asks_for_ever)
+    monkeypatch.setattr("pardnn.api.advice.MOST_SECONDS", 0.1)
+    with pytest.raises(InfeasibleError, match=r"Try: --max-memory 1KiB (?s:.*)ended after 0\.1 s"):
+        planned(GRAPH, Cluster.uniform(2, memory=16), PlanOptions(algorithm="heft"))
 
 
 @pytest.mark.jit

@@ -86,6 +86,22 @@ def test_what_is_added_up_is_a_cut_by_input_features() -> None:
     sharding = Sharding(make_mesh((2,)), layouts, {"mm0": ("j",), "mm1": ("k",)})
     result = layout_result(graph, spmd_partition(graph, sharding))
     assert [cut.by for cut in result.cuts] == [("output features",), ("input features",)]
+    # Nothing is laid out alike, so all go by their own names.
+    assert [row.tensor for row in result.rows[:2]] == ["blocks.0.weight", "blocks.1.weight"]
+    assert reading(result) == [
+        "blocks.0.linear by output features, blocks.1.linear by input features (column, then row)"
+    ]
+
+
+def test_a_name_is_one_line_and_a_block_that_is_one_layer_goes_by_its_own() -> None:
+    cuts = [("a\nb", 1), ("convs.*", 5)]
+    result = LayoutResult(
+        mesh=(2,),
+        axes=("x",),
+        rows=(),
+        cuts=tuple(LayerCut(layer=name, count=n, by=("samples",)) for name, n in cuts),
+    )
+    assert reading(result) == ["a\\nb by samples", "convs.* (x 5) by samples"]
 
 
 def test_a_plan_of_submeshes_names_positions_and_pieces_of_a_batch_once() -> None:

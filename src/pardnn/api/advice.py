@@ -40,7 +40,7 @@ from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
 from pardnn.report.text import seconds_text
 from pardnn.sim.peak import least_bytes
-from pardnn.time_limit import OutOfTimeError, time_limit
+from pardnn.time_limit import OutOfTimeError, check_time, time_limit
 
 #: Ops up to which a batch that fits is looked for, which takes two captures and some ten plans,
 #: and a plan with second calls or a batch in pieces.
@@ -48,6 +48,8 @@ CHEAP_OPS = 12_000
 #: Seconds after which no other way of running the step is tried, once it is known not to fit. They
 #: change no plan; what is left untried is named.
 SECONDS = 10.0
+#: Seconds after which a try is cut off: cuts of many devices take a minute.
+MOST_SECONDS = 30.0
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
 
@@ -97,25 +99,46 @@ def _with_advice(
     error: InfeasibleError, problem: Problem, entry: EntryPoint | None, batch_size: int | None
 ) -> InfeasibleError:
     """Return an error that nothing fits, with tried options that do; unchanged if out of time."""
-    begin = time.monotonic()
+    tried, late, is_cut_off = list[str](), list[str](), False
     try:
-        problem = steered(problem)
-        if _is_as_usual(problem):
-            tried, late = suggestions(problem, error.details.get("peak_bytes")), []
-        else:
-            tried, late = _as_asked(problem, error, begin)
-        fitting, untried = _rewrites(problem, begin)
-        tried += fitting
+        asked = steered(problem)
+        left = min(MOST_SECONDS, problem.options.time_limit or MOST_SECONDS)
+        with time_limit(left):
+            for option, fits in _tried(asked.with_options(time_limit=left), error):
+                (tried if fits else late).append(option)
+    except OutOfTimeError:
+        is_cut_off = True
+    try:
+        check_time()  # the limit that the user set
         fitting, hint = _batch(problem, entry, batch_size)
     except OutOfTimeError:
         return error
     tried += fitting
-    if late or untried:
-        hint = [f"Not tried, after {SECONDS:g} s: {', '.join([*late, *untried])}.", *hint]
+    if late:
+        hint = [f"Not tried, after {SECONDS:g} s: {', '.join(late)}.", *hint]
+    if is_cut_off:
+        hint = [f"More was not tried: the search for what fits ended after {left:g} s.", *hint]
     lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
     return InfeasibleError(
         "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
     )
+
+
+def _tried(problem: Problem, error: InfeasibleError) -> Iterator[tuple[str, bool]]:
+    """Yield options with which the step fits, or that were not tried for want of time: False.
+
+    Args:
+        problem: What no plan was found for.
+        error: Why not.
+    """
+    begin = time.monotonic()
+    if _is_as_usual(problem):
+        yield from (
+            (option, True) for option in suggestions(problem, error.details.get("peak_bytes"))
+        )
+    else:
+        yield from _as_asked(problem, error, begin)
+    yield from _rewrites(problem, begin)
 
 
 def _watch(show: Callable[[str], None], time_limit: float | None) -> Watch:
@@ -163,23 +186,19 @@ def _is_as_usual(problem: Problem) -> bool:
     return is_usual and not is_rewritten and problem.start is None
 
 
-def _as_asked(
-    problem: Problem, error: InfeasibleError, begin: float
-) -> tuple[list[str], list[str]]:
-    """Return a limit and a number of devices with which the step, planned as asked, fits.
+def _as_asked(problem: Problem, error: InfeasibleError, begin: float) -> Iterator[tuple[str, bool]]:
+    """Yield a limit and a number of devices with which the step, planned as asked, fits.
 
     Args:
         problem: What no plan was found for.
         error: Why not.
         begin: When tries began, on the monotonic clock.
-
-    Returns:
-        Options that were tried and fit, and those not tried for want of time.
     """
 
     def tried(limited: Problem) -> tuple[bool, int | None]:
         try:
             make_plan(limited)
+            check_time()  # past the limit, it may be of another algorithm
         except OutOfTimeError:
             raise
         except PardnnError as failure:  # so many devices may not share a piece of the batch
@@ -191,16 +210,18 @@ def _as_asked(
         try:
             peaks = make_plan(with_limit(problem, None))[1].peak_bytes
         except InfeasibleError:  # memory is not what is missing
-            return [], []
+            return
         limit = limit_tried(problem, max(peaks), tried)
-    found = [] if limit is None else [f"--max-memory {rounded_up(limit)}"]
+    if limit is not None:
+        yield f"--max-memory {rounded_up(limit)}", True
     for more in larger_clusters(problem.cluster):
         option = f"--devices {more.num_devices}"
         if time.monotonic() - begin > SECONDS:
-            return found, [option]
+            yield option, False
+            return
         if tried(dataclasses.replace(problem, cluster=more))[0]:
-            return [*found, option], []
-    return found, []
+            yield option, True
+            return
 
 
 def _bytes_of(error: PardnnError) -> int | None:
@@ -208,8 +229,8 @@ def _bytes_of(error: PardnnError) -> int | None:
     return error.details.get("bytes", error.details.get("peak_bytes"))
 
 
-def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
-    """Return options with which a plan that fits was found, and those not tried for want of time.
+def _rewrites(problem: Problem, begin: float) -> Iterator[tuple[str, bool]]:
+    """Yield options with which a plan that fits was found, or that were not tried for want of time.
 
     Args:
         problem: What no plan was found for.
@@ -217,19 +238,20 @@ def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
     """
     options, num_ops = problem.options, len(problem.graph.ops)
     if options.policy != "order" or num_ops > CHEAP_OPS:
-        return [], []
-    untried: list[str] = []
-    again = ["--recompute"] if _fits_recomputed(problem) else []
-    found = [*again, *(["--offload"] if _fits_offloaded(problem) else [])]
+        return
+    again = _fits_recomputed(problem)
+    if again:
+        yield "--recompute", True
+    if _fits_offloaded(problem):
+        yield "--offload", True
     for given, option in _in_pieces(problem, recompute=not again):
         if num_ops * given["microbatches"] > CHEAP_OPS:
             continue
         if time.monotonic() - begin > SECONDS:
-            untried.append(option)
-            continue
-        if _is_planned(problem.with_options(**given)):
-            return [*found, option], []
-    return found, untried
+            yield option, False
+        elif _is_planned(problem.with_options(**given)):
+            yield option, True
+            return
 
 
 def _fits_recomputed(problem: Problem) -> bool:
@@ -256,6 +278,8 @@ def _fits_offloaded(problem: Problem) -> bool:
         return _is_planned(problem.with_options(offload=True))
     try:
         all_on_host(problem, algorithms_of(problem), best_once)
+    except OutOfTimeError:
+        raise
     except PardnnError:  # it does not fit, or the state is cut
         return False
     return True
@@ -265,6 +289,9 @@ def _is_planned(problem: Problem) -> bool:
     """Whether a plan of a problem is found; it may also be refused, or the batch too small."""
     try:
         make_plan(problem)
+        check_time()  # past the limit, it may be of another algorithm
+    except OutOfTimeError:
+        raise
     except PardnnError:
         return False
     return True

@@ -21,7 +21,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import PlanArrays
-from pardnn.planner.algorithms import SHARDED, algorithms_to_try
+from pardnn.planner.algorithms import algorithms_to_try, cuts_ops
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.offload.placed import all_on_host
@@ -101,7 +101,7 @@ def smaller_batch(problem: Problem, entry: EntryPoint, batch_size: int | None = 
         return None
     family = family_of(search.graphs[size // 2], size // 2, graph, size)
     guess = size // 2
-    if family is not None and options.algorithm not in SHARDED:
+    if family is not None and not cuts_ops(options.algorithm):
         search.anchors = family, costs, costs
         guess = search.predicted_between(0, size)
     for tried in dict.fromkeys((guess, guess * 7 // 8, guess // 2)):
@@ -181,7 +181,7 @@ class _Search:
         """Return the largest batch size that is predicted to fit, at least the smallest."""
         first, second = self.start, 2 * self.start
         # What cuts ops or a batch reads arguments of calls, which are not predicted.
-        is_readable = self.options.algorithm not in SHARDED and self.options.microbatches is None
+        is_readable = not cuts_ops(self.options.algorithm) and self.options.microbatches is None
         # The first size may be a special case, such as a batch of one.
         pairs = ((first, second), (second, 2 * second)) if is_readable else ()
         if not any(self._anchored(*pair) for pair in pairs):

@@ -12,11 +12,13 @@ from pardnn.place.recipes.pipeline import CutStep, rows_of_plan
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, rows_csv
 from pardnn.place.recipes.units import units_of_plan
 from pardnn.plan.check import capacities
-from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
 from pardnn.plan.run_record import read_run
+from pardnn.planner.algorithms import mixed_parts
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import choice_of, costs_for
 from pardnn.planner.recomputed import costs_of_planned
+from pardnn.planner.submesh.read_back import on_submeshes_of
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
 from pardnn.report.export.model_explorer import model_explorer_json
 from pardnn.report.export.trace import trace_json
@@ -127,13 +129,15 @@ def _pipeline(found: Simulated) -> Rows:
         UsageError: E244, if the plan is not a pipeline.
     """
     plan = found.plan
-    name = plan.algorithm or "hand"
+    pair = mixed_parts(plan.algorithm or "")
+    name = pair[1] if pair else plan.algorithm or "hand"
+    is_mixed = plan.partition is not None and plan.partition.submeshes > 1
     rows = None
-    if name in SCHEDULES and plan.partition is None:
-        batched = frozenset[str]() if plan.pieces is None else frozenset(plan.pieces.batch)
-        count = 1 if plan.pieces is None else len(plan.pieces.points) - 1
-        step = CutStep(found.whole, found.whole_seconds, found.graph, batched, count)
-        rows = rows_of_plan(step, found.machine, found.arrays, name)
+    if name in SCHEDULES and is_mixed == (pair is not None):
+        rows = _rows_of_submeshes(found, name) if is_mixed else rows_of_plan(
+            _cut_step(found, found.graph), found.machine, found.arrays.place,
+            order_rows(found.arrays), name,
+        )  # fmt: skip
     if rows is None:
         why = (
             "was changed, or made with other --costs"
@@ -141,11 +145,28 @@ def _pipeline(found: Simulated) -> Rows:
             else ("is not a pipeline")
         )
         raise UsageError(
-            f"the plan by {name:.40} {why}, so it has no schedule of stages.\nMake one: pardnn "
-            f"plan --microbatches N --algorithm {'|'.join(SCHEDULES)}.",
+            f"the plan by {plan.algorithm or name:.40} {why}, so it has no schedule of stages.\n"
+            f"Make one: pardnn plan --microbatches N --algorithm {'|'.join(SCHEDULES)}.",
             code="E244",
         )
     return rows
+
+
+def _rows_of_submeshes(found: Simulated, name: str) -> Rows | None:
+    """Return what each submesh of a mixed plan does: its devices all do the same."""
+    read = on_submeshes_of(
+        found.whole, found.plan, found.graph, found.machine, found.arrays.place,
+        found.timeline.dispatch,
+    )  # fmt: skip
+    return rows_of_plan(_cut_step(found, read.graph), read.machine, read.row, read.orders, name)
+
+
+def _cut_step(found: Simulated, cut: Graph) -> CutStep:
+    """Return a planned step beside the whole one; `cut` is the graph of its pieces."""
+    pieces = found.plan.pieces
+    batched = frozenset[str]() if pieces is None else frozenset(pieces.batch)
+    count = 1 if pieces is None else len(pieces.points) - 1
+    return CutStep(found.whole, found.whole_seconds, cut, batched, count)
 
 
 def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pardnn.errors import UsageError, close_names, shown
@@ -33,33 +35,43 @@ class Subject(NamedTuple):
 def subject_of(case: Case, name: str) -> Subject:
     """Return what a name means: an op of the graph or of the plan, a tensor, a layer, or a device.
 
-    A device is named as in the cluster, or by its number.
+    A device is named as in the cluster, or by its number. "op:NAME" and the like, as constraints
+    have them, say which is meant.
 
     Raises:
         UsageError: E241, with similar names.
     """
-    whole = {op.name: op for op in case.graph.ops}
+    kind, _, rest = name.partition(":")
+    of_kind = (each for each in _meant(case, rest) if each.kind == kind)
+    found = next(itertools.chain(_meant(case, name), of_kind), None)
+    if found is None:
+        raise _unknown(case, name)
+    return found
+
+
+def _meant(case: Case, name: str) -> Iterator[Subject]:
+    """Yield what a name may mean, first what is most likely."""
+    whole = {op.name for op in case.graph.ops}
     tensors = {t.name: op.name for op in case.graph.ops for t in op.outputs}
     planned = {op.name: i for i, op in enumerate(case.planned.ops)}
     if name in whole:
-        return Subject("op", name, -1, _calls(case, name))
-    if name in planned:
-        return Subject("op", name, -1, (planned[name],))
+        yield Subject("op", name, -1, _calls(case, name))
+    elif name in planned:
+        yield Subject("op", name, -1, (planned[name],))
     shards = tuple(i for i, op in enumerate(case.planned.ops) if op.name.rpartition("@")[0] == name)
     if shards and any(op.name == name for op in graph_in_pieces(case.graph, case.plan).ops):
-        return Subject("op", name, -1, shards)
+        yield Subject("op", name, -1, shards)
     if name in tensors:
-        return Subject("tensor", name, -1, _calls(case, tensors[name]))
-    if name in case.tensor_names:
+        yield Subject("tensor", name, -1, _calls(case, tensors[name]))
+    elif name in case.tensor_names:
         maker = case.planned.arrays.tensor_op[case.tensor_names.index(name)]
-        return Subject("tensor", name, -1, (int(maker),))
+        yield Subject("tensor", name, -1, (int(maker),))
     inside = tuple(i for i, layer in enumerate(case.layers) if is_within(layer, name))
     if name and inside:
-        return Subject("layer", name, -1, inside)
+        yield Subject("layer", name, -1, inside)
     number = _device(case, name)
     if number is not None:
-        return Subject("device", case.devices[number], number, ())
-    raise _unknown(case, name, [*whole, *tensors])
+        yield Subject("device", case.devices[number], number, ())
 
 
 def _calls(case: Case, name: str) -> tuple[int, ...]:
@@ -86,7 +98,8 @@ def layer_names(case: Case) -> list[str]:
     return list(found)
 
 
-def _unknown(case: Case, name: str, names: list[str]) -> UsageError:
+def _unknown(case: Case, name: str) -> UsageError:
+    names = [name for op in case.graph.ops for name in (op.name, *(t.name for t in op.outputs))]
     found = close_names(name, [*case.devices, *layer_names(case), *names], SUGGESTED)
     more = f" and {len(case.devices) - SUGGESTED} more" if len(case.devices) > SUGGESTED else ""
     devices = ", ".join(case.devices[:SUGGESTED]) + more

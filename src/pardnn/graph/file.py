@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pardnn import files
 from pardnn.errors import FileError, shown
@@ -18,7 +18,7 @@ from pardnn.graph.build import build_arrays, reordered
 from pardnn.graph.canonical import canonical_order
 from pardnn.graph.check import check_ops
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import STRICT, Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, STRICT, Graph, Op, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,8 @@ def op_digests(graph: Graph) -> dict[str, str]:
     """Return eight hex digits per op over everything that decides what it does.
 
     Measured durations and where the code stands do not count (`seconds`, `source`, `module`,
-    `backward_of`, `step`), nor the order of the ops in the file, of `after` and of repeated inputs.
+    `backward_of`, `step`, lines of conditions), nor the order of the ops in the file, of `after`
+    and of repeated inputs.
     """
     return {op.name: hashlib.sha256(digested_text(op).encode()).hexdigest()[:8] for op in graph.ops}
 
@@ -128,7 +129,7 @@ def digested_text(op: Op) -> str:
     """
     text = f'{{"after": {_names_text(sorted(set(op.after)))}' if op.after else '{"after": []'
     if op.arguments is not None:
-        text += f', "arguments": {_sorted_json(op.arguments)}'
+        text += f', "arguments": {_sorted_json(_without_lines(op))}'
     if op.group is not None:
         text += f', "group": {_quoted(op.group)}'
     inputs = dict.fromkeys(op.inputs) if len(op.inputs) > 1 else op.inputs
@@ -139,6 +140,27 @@ def digested_text(op: Op) -> str:
     if op.outputs:
         text += f', "outputs": [{", ".join(map(_tensor_text, op.outputs))}]'
     return text + (f', "workspace": {op.workspace}}}' if op.workspace else "}")
+
+
+def _without_lines(op: Op) -> Any:
+    """Return an op's arguments without the lines of code of the conditions of a step.
+
+    A file may hold anything there: it is checked where the step runs.
+    """
+    arguments = op.arguments or {}
+    host = arguments.get("host") if op.kind == LOSS_KIND else None
+    if not isinstance(host, dict):
+        return op.arguments
+    program = cast(dict[str, Any], host)
+    conditions = program.get("conditions")
+    if not isinstance(conditions, list):
+        return op.arguments
+    rows: list[Any] = list(map(_without_line, cast(list[Any], conditions)))
+    return {**arguments, "host": {**program, "conditions": rows}}
+
+
+def _without_line(condition: Any) -> Any:
+    return cast(list[Any], condition)[:2] if isinstance(condition, list) else condition
 
 
 def _tensor_text(tensor: Tensor) -> str:

@@ -55,12 +55,12 @@ def infeasible(
         f"{device}, while {shown(op.name)}{_at(op.source)} runs; usable: {_text(usable)}.\n"
         f"Largest single op: {shown(big.name)}{_at(big.source)}: {_text(int(needs[largest]))}, of "
         f"which outputs {_text(made)}, workspace {_text(workspace)}.\n"
-        f"Every plan needs at least {_text(least)} on some device."
+        f"Every placement of these ops needs at least {_text(least)} on some device."
     )
     if missing is not None:
         message += _link_text(graph, attempt, missing)
     if not _may_fit(least, capacities):
-        message += " So the step as it is cannot meet this limit."
+        message += " So none can meet this limit."
     details: dict[str, Any] = {
         "device": device,
         "op": op.name,

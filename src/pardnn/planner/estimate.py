@@ -170,8 +170,8 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     return MemoryByKind(**held)
 
 
-def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
-    """Return options that were tried and fit: a larger limit, or more devices of this kind.
+def suggestions(problem: Problem, peak: int | None = None) -> Iterator[str]:
+    """Yield options that were tried and fit: a larger limit, or more devices of this kind.
 
     They are tried with the requested algorithm and objective; `auto` uses `ALGORITHMS_TRIED`.
 
@@ -188,11 +188,12 @@ def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
             limit, _ = minimum_limit(problem, names)
     except InfeasibleError:  # memory is not what is missing
         limit = None
-    tried = [] if limit is None else [f"--max-memory {rounded_up(limit)}"]
+    if limit is not None:
+        yield f"--max-memory {rounded_up(limit)}"
     for more in larger_clusters(cluster):
         if _fits(dataclasses.replace(problem, cluster=more), algorithm, names):
-            return [*tried, f"--devices {more.num_devices}"]
-    return tried
+            yield f"--devices {more.num_devices}"
+            return
 
 
 def larger_clusters(cluster: Cluster) -> Iterator[Cluster]:

@@ -7,6 +7,7 @@ as they respect ops that a device type cannot run.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from pardnn.errors import InfeasibleError, MismatchError, UsageError, shown
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays
 from pardnn.plan.check import capacities
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
 from pardnn.plan.state_in_place import (
     Held,
@@ -93,9 +95,9 @@ def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:
         layout = None if held.mesh != mesh or mesh is None else _layout_of(held, mesh)
         if layout is None:
             raise UsageError(
-                f"{shown(graph.ops[i].name)} is not laid out as by a cut over all devices (a plan "
-                "that cuts inside submeshes lays it out differently): no plan leaves it there.\n"
-                "Plan without the state.",
+                f"{shown(graph.ops[i].name)} is not laid out as by a cut over all devices: no such "
+                "plan leaves it there.\nUse auto, if all state is cut on submeshes of one size, or "
+                "plan without the state.",
                 code="E225",
             )
         layouts[graph.ops[i].outputs[0].name] = layout
@@ -111,6 +113,75 @@ def _layout_of(held: Held, mesh: Mesh) -> Layout | None:
         return None
     options = itertools.product((None, *range(len(shape))), repeat=len(mesh.shape))
     return next((layout for layout in options if owned_boxes(shape, layout, mesh) == boxes), None)
+
+
+def check_no_layout(demanded: Sequence[Constraint]) -> None:
+    """Raise if a constraint sets a layout beside state that keeps its own.
+
+    Raises:
+        UsageError: E225.
+    """
+    layout = next((each for each in demanded if each.kind == "layout"), None)
+    if layout is not None:
+        raise UsageError(
+            f"state stays where it is, and constraint {shown(str(layout))} sets a layout: "
+            "leave out one of them.",
+            code="E225",
+        )
+
+
+def submesh_size(graph: Graph, state: StateInPlace) -> int | None:
+    """Return the number of devices of the submeshes on which state is cut; None if it is not.
+
+    All of it has to be cut on submeshes of one size, of consecutive devices, as mixed plans do.
+    """
+    meshes = {held.mesh for held in kept(graph, state).values()}
+    mesh = next(iter(meshes), None)
+    if mesh is None or len(meshes) > 1 or mesh.size >= state.num_devices:
+        return None
+    for held in kept(graph, state).values():
+        devices, first = [shard.device for shard in held.shards], held.shards[0].device
+        is_submesh = devices == list(range(first, first + mesh.size)) and first % mesh.size == 0
+        if not is_submesh or any(shard.on_host for shard in held.shards):
+            return None
+    return mesh.size
+
+
+def state_inside(graph: Graph, state: StateInPlace, size: int) -> StateInPlace:
+    """Return the state of submeshes as that of one of them, on which all of it is cut.
+
+    Args:
+        graph: The step, or its pieces.
+        state: What is there.
+        size: From `submesh_size`.
+    """
+    held = {}
+    for i, each in kept(graph, state).items():
+        first = each.shards[0].device
+        shards = tuple(shard._replace(device=shard.device - first) for shard in each.shards)
+        held[graph.ops[i].name] = each._replace(
+            shards=shards, bytes=each.bytes[first : first + size]
+        )
+    return StateInPlace(held=held, num_devices=size)
+
+
+def state_of_columns(graph: Graph, state: StateInPlace, size: int) -> StateInPlace:
+    """Return the state of submeshes with each as one device, beside the most of what others keep.
+
+    Args:
+        graph: The step, or its pieces.
+        state: What is there.
+        size: Devices of a submesh.
+    """
+    absent = absent_bytes(graph, state)
+    most = tuple(max(absent[at : at + size]) for at in range(0, len(absent), size))
+    held = {}
+    for i, each in kept(graph, state).items():
+        row = each.shards[0].device // size
+        taken = tuple(max(each.bytes) if at == row else 0 for at in range(len(most)))
+        shard = each.shards[0]._replace(device=row, box=None)
+        held[graph.ops[i].name] = Held(each.tensor, (shard,), taken, None)
+    return StateInPlace(held=held, num_devices=len(most), other_bytes=most)
 
 
 def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPlace) -> None:
@@ -142,12 +213,17 @@ def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPl
             "without `state`.",
             code="E503",
         )
-    _check_groups(graph, pins_of(graph, state))
+    size = submesh_size(graph, state)
+    if size is not None:
+        lies = state_of_columns(graph, state, size)
+        _check_groups(graph, pins_of(graph, lies), "submesh")
+    else:
+        _check_groups(graph, pins_of(graph, state), "device")
     _check_memory(graph, capacities(cluster, reserve), state)
 
 
-def _check_groups(graph: Graph, pins: Int64[ndarray, " n"]) -> None:
-    """Raise if ops of one co-location group hold state on two devices."""
+def _check_groups(graph: Graph, pins: Int64[ndarray, " n"], where: str) -> None:
+    """Raise if ops of one co-location group hold state on two devices or submeshes."""
     group = closed_arrays(graph).group
     first: dict[int, int] = {}
     for i in np.flatnonzero(pins >= 0).tolist():
@@ -159,11 +235,11 @@ def _check_groups(graph: Graph, pins: Int64[ndarray, " n"]) -> None:
             (op for op, g in zip(graph.ops, group, strict=True) if g == group[i] and op.source),
             None,
         )
-        where = "" if between is None else f", such as {shown(between.name)} ({between.source})"
+        which = "" if between is None else f", such as {shown(between.name)} ({between.source})"
         raise InfeasibleError(
-            f"{shown(one.name)} is on device {pins[other]} and {shown(two.name)} on device "
-            f"{pins[i]}, but ops of this step write or view both in place{where}: they must share "
-            "a device.\n"
+            f"{shown(one.name)} is on {where} {pins[other]} and {shown(two.name)} on {where} "
+            f"{pins[i]}, but ops of this step write or view both in place{which}: they must share "
+            f"a {where}.\n"
             "Plan this step first and keep its state for the other one.",
             details={"ops": [one.name, two.name], "devices": [int(pins[other]), int(pins[i])]},
         )

@@ -34,6 +34,7 @@ from pardnn.planner.submesh.decide import (
     better_mixed,
     decide_mixed,
     demanded_parts,
+    like_state,
     may_mix,
 )
 from pardnn.planner.submesh.near import decide_mixed_near, starts_mixed
@@ -63,7 +64,7 @@ def make_plan(
     cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
     if problem.state is not None:
         check_state(problem.graph, cluster, options.reserve, problem.state)
-    problem = dataclasses.replace(problem, log=SearchLog(watch))
+    problem = dataclasses.replace(like_state(problem), log=SearchLog(watch))
     names = algorithms_of(steered(problem))
     polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pardnn.errors import InfeasibleError
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
@@ -62,6 +64,13 @@ def with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
         makespan_s=timeline.makespan,
         transfer_bytes=timeline.transfer_bytes(problem.graph),
     )
+
+
+def missing_bytes(error: InfeasibleError) -> float:
+    """Return how far a plan was from fitting; infinite if the error does not say."""
+    needed = error.details.get("bytes", error.details.get("peak_bytes"))
+    usable = error.details.get("usable_bytes")
+    return math.inf if usable is None or needed is None else needed - usable
 
 
 #: Runs algorithms on a problem, and returns the best outcome.

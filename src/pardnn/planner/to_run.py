@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pardnn.errors import UsageError, shown
+from pardnn.errors import UsageError
 from pardnn.plan.constraints import cutting, hard, placing
 from pardnn.planner.algorithms import (
     BEFORE,
@@ -16,7 +16,7 @@ from pardnn.planner.algorithms import (
     STAGED,
     algorithms_to_try,
 )
-from pardnn.planner.kept_state import Kind, kind_of_plan
+from pardnn.planner.kept_state import Kind, check_no_layout, kind_of_plan
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import can_shard, may_shard
 from pardnn.planner.submesh.decide import demanded_parts
@@ -56,13 +56,7 @@ def _kind_of_state(problem: Problem) -> Kind | None:
         return None
     kind, algorithm = kind_of_plan(problem.graph, problem.state), problem.options.algorithm
     demanded = hard(problem.options.constraints)
-    layout = next((each for each in demanded if each.kind == "layout"), None)
-    if layout is not None:
-        raise UsageError(
-            f"state stays where it is, and constraint {shown(str(layout))} sets a layout: "
-            "leave out one of them.",
-            code="E225",
-        )
+    check_no_layout(demanded)
     placed = placing(demanded)
     if kind == "cut" and placed:
         raise UsageError(

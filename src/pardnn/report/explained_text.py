@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from pardnn import errors
 from pardnn.report import explained as values
 from pardnn.report.text import bytes_text, percent_text, seconds_text, table
 
@@ -31,7 +32,7 @@ def explained_text(result: values.Explained) -> RenderableType:
 def printable(value: Any) -> Any:
     """Return a result whose names cannot act on a terminal: escapes and breaks are written out."""
     if isinstance(value, str):
-        return value if value.isprintable() else value.encode("unicode_escape").decode()
+        return errors.printable(value)
     if isinstance(value, tuple):
         return tuple(map(printable, value))
     if isinstance(value, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from pardnn.errors import printable
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import boxes_of
 from pardnn.plan.partitioned_graph import Partition
@@ -20,6 +21,10 @@ from pardnn.report.text import table
 
 #: What multiplies: an op whose result tells how its layer is cut.
 _PRODUCTS = re.compile(r"mm|conv|linear|attention|embedding|lstm|gru|rnn")
+
+
+#: A block whose own ops are cut, beside those of the layers within it.
+ITSELF = "the block itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +99,21 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
     partition, graph = plan.partition, graph_in_pieces(graph, plan)
     assert partition is not None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    counts: dict[tuple[Any, ...], int] = {}
+    found: dict[tuple[Any, ...], list[str]] = {}
     blocks: dict[tuple[Any, ...], tuple[int, ...]] = {}
     for name, role, label in _chosen(graph, in_pieces=plan.pieces is not None):
         tensor, words = tensors[name], partition.sharding[name]
         boxes = boxes_of(tensor, words, partition.mesh)
         assert boxes is not None
         key = (_folded(label), role, tensor.shape or (), words)
-        counts[key] = counts.get(key, 0) + 1
+        found.setdefault(key, []).append(label)
         blocks.setdefault(key, tuple(end - begin for begin, end in boxes[0]))
     rows = tuple(
         LayoutRow(
-            tensor=label, role=role, shape=shape, placements=words, count=count,
-            block=blocks[label, role, shape, words],
+            tensor=folded if len(labels) > 1 else labels[0], role=role, shape=shape,
+            placements=words, count=len(labels), block=blocks[folded, role, shape, words],
         )
-        for (label, role, shape, words), count in counts.items()
+        for (folded, role, shape, words), labels in found.items()
     )  # fmt: skip
     mesh = partition.mesh
     return LayoutResult(
@@ -132,11 +137,14 @@ def _cuts(graph: Graph, partition: Partition) -> tuple[LayerCut, ...]:
         if size and found[:2] > largest.get(op.module, (False, -1, op))[:2]:
             largest[op.module] = found
     local = {op.name: op for op in partition.ops}
-    counts: dict[tuple[str, tuple[str, ...]], int] = {}
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for module, (_, _, op) in largest.items():
         key = (_folded(f"{module}.")[:-1], _cut_by(op, local.get(f"{op.name}@0"), partition))
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(LayerCut(layer=layer, count=n, by=by) for (layer, by), n in counts.items())
+        alike.setdefault(key, []).append(module)
+    return tuple(
+        LayerCut(layer=folded if len(modules) > 1 else modules[0], count=len(modules), by=by)
+        for (folded, by), modules in alike.items()
+    )
 
 
 def _cut_by(op: Op, local: Op | None, partition: Partition) -> tuple[str, ...]:
@@ -231,16 +239,17 @@ def reading(result: LayoutResult) -> list[str]:
     for block, cuts in blocks.items():
         texts, before = list[str](), ()
         for cut in cuts:
-            name = cut.layer[len(block) :].strip(".") or "the block itself"
+            name = cut.layer[len(block) :].strip(".") or ITSELF
             if cut.by:
                 is_pair = before == ("output features",) and cut.by == ("input features",)
                 pair = " (column, then row)" if is_pair else ""
-                texts.append(f"{name} by {' and '.join(cut.by)}{pair}")
+                texts.append(f"{printable(name)} by {' and '.join(cut.by)}{pair}")
             # What is computed in parts of features between the two keeps the pair together.
             before = before if cut.by == ("features",) else cut.by
         if texts:
-            where = f"{block} (x {max(cut.count for cut in cuts)}): " if block else ""
-            lines.append(f"{where}{', '.join(texts)}")
+            where = f"{printable(block)} (x {max(cut.count for cut in cuts)}): " if block else ""
+            line = f"{where}{', '.join(texts)}"
+            lines.append(line.replace(f": {ITSELF}", "") if len(texts) == 1 else line)
     return lines
 
 

@@ -242,7 +242,7 @@ def _whole_state(graph: Graph, plan: Plan) -> list[str]:
     line = (
         f"whole on every device{at}: {len(kept)} of {len(sizes)} parameters, buffers and states, "
         f"{bytes_text(sum(sizes[name] for name in kept))} of {bytes_text(sum(sizes.values()))}: "
-        f"{listed}{', ...' if len(kept) > 3 else ''}"
+        f"{printable(listed)}{', ...' if len(kept) > 3 else ''}"
     )
     return [line]
 

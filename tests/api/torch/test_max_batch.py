@@ -61,6 +61,17 @@ def test_the_answer_meets_constraints(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["peak_bytes"][0] == 0 < found["peak_bytes"][1]
 
 
+def test_the_answer_of_a_cut_inside_submeshes_is_of_captures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, found = _run(
+        capsys, "max-batch", f"{ENTRY}:training", "--devices", "4", "--max-memory", "20KiB",
+        "--algorithm", "tofu*heft", "--costs", "v100",
+    )  # fmt: skip
+    assert (status, found["algorithm"]) == (0, "tofu*heft")
+    assert all(tried["captured"] for tried in found["tried"])
+
+
 def test_an_entry_point_without_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
     entry = f"{ENTRY}:leaving_while_building"
     status, found = _run(capsys, "max-batch", entry, "--devices", "2", "--max-memory", "1MiB")
@@ -86,16 +97,19 @@ def test_predicted_sizes_are_captured_sizes() -> None:
     assert found.arrays.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
 
 
-def test_where_nothing_fits_a_smaller_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--devices", "2", "--max-memory", "40KiB", "--algorithm", "heft", "--reserve", "0",
-               "--costs", "v100"]  # fmt: skip
+@pytest.mark.parametrize(("algorithm", "size"), [("heft", 4096), ("tofu*heft", 64)])
+def test_where_nothing_fits_a_smaller_batch_is_named(
+    algorithm: str, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--devices", "4", "--max-memory", "40KiB", "--algorithm", algorithm, "--reserve",
+               "0", "--costs", "v100"]  # fmt: skip
     entry = f"{ENTRY}:training"
-    status, found = _run(capsys, "plan", entry, *options, "--batch-size", "4096")
+    status, found = _run(capsys, "plan", entry, *options, "--batch-size", str(size))
     assert status == 3
     advised = [line for line in found["error"]["details"]["try"] if "--batch-size" in line]
     assert len(advised) == 1
     assert advised[0] in found["error"]["message"]
-    assert 4 < int(advised[0].split()[1]) < 4096
+    assert 4 < int(advised[0].split()[1]) < size
     status, found = _run(capsys, "plan", entry, *options, *advised[0].split())
     assert status == 0
 

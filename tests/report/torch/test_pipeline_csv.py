@@ -46,6 +46,22 @@ def test_torch_loads_the_schedule_of_a_plan(name: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_a_pipeline_of_submeshes_has_a_row_for_each(name: str, tmp_path: Path) -> None:
+    """In torch each rank of a stage is in a pipeline of its own, all with the same rows."""
+    graph = captured("unet")
+    plan, _ = planned(graph, f"zero-1*{name}", pieces=PIECES, devices=4)
+    path = tmp_path / "schedule.csv"
+    path.write_bytes(export(graph, plan, "pp-csv", costs="v100"))
+    assert {rank: len(row) for rank, row in loaded(path, name).items()} == {
+        rank: len(row) for rank, row in enumerate(SCHEDULES[name].rows(2, PIECES))
+    }
+    assert "by zero-1*gpipe was changed" in refusal(
+        dataclasses.replace(plan, algorithm="zero-1*gpipe")
+    )
+    assert "by zero-1*heft is not" in refusal(dataclasses.replace(plan, algorithm="zero-1*heft"))
+
+
 def test_where_devices_are_stages_costs_need_not_be_those_of_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

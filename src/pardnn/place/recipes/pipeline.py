@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +36,6 @@ from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, Phase
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, Schedule, unit_times
 from pardnn.place.recipes.stages import Stages, stages_of
 from pardnn.place.recipes.units import Units, units_of
-from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
@@ -172,7 +171,13 @@ def _devices(schedule: Schedule, devices: int) -> Int64[ndarray, " s"]:
     return np.array([schedule.device_of(s, devices) for s in stages], dtype=np.int64)
 
 
-def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -> Rows | None:
+def rows_of_plan(
+    step: CutStep,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    orders: Sequence[Sequence[int]],
+    name: str,
+) -> Rows | None:
     """Return the units of each device in a plan; None if it does not follow the schedule.
 
     Its ops must be where the stages of the schedule are, and in the order of its units.
@@ -180,23 +185,24 @@ def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -
     Args:
         step: What was placed.
         machine: Durations and links of the cut graph.
-        plan: Of the cut graph.
+        place: The device of each op of the cut graph.
+        orders: The ops of each device, in their order.
         name: A key of `SCHEDULES`.
     """
     schedule, devices = SCHEDULES[name], machine.num_devices
     rows, device_of = schedule.rows(devices, step.pieces), _devices(schedule, devices)
     arrays = closed_arrays(step.cut)
-    runs, orders = runnable(arrays, machine), order_rows(plan)
+    runs = runnable(arrays, machine)
     candidates = staged(step, machine, name, devices)
     if schedule.chunks == 1:  # devices are stages, whatever costs they were balanced by
         phase = step.phases.phase
         units = units_of(step.whole, step.cut, Stages(phase * 0, phase, 1))
-        candidates = itertools.chain([units._replace(stage=plan.place)], candidates)
+        candidates = itertools.chain([units._replace(stage=place)], candidates)
     for units in candidates:
-        if not np.array_equal(legal_placement(arrays, runs, device_of[units.stage]), plan.place):
+        if not np.array_equal(legal_placement(arrays, runs, device_of[units.stage]), place):
             continue
         rank = unit_ranks(arrays, units, schedule, rows)
-        if all((np.diff(rank[row]) >= 0).all() for row in orders):
+        if all((np.diff(rank[list(row)]) >= 0).all() for row in orders):
             return rows
     return None
 

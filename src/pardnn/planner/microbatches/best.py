@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from pardnn.errors import InfeasibleError
-from pardnn.planner.outcome import Outcome, score
+from pardnn.planner.outcome import Outcome, missing_bytes, score
 from pardnn.planner.problem import Problem
 from pardnn.time_limit import check_time
 
@@ -31,7 +31,8 @@ class Best:
 
     Attributes:
         found: The best; None before there is one.
-        failure: The first plan that did not fit, or the first that says how many bytes it needs.
+        failure: Of the plan that came closest to fitting; the first where none says how many bytes
+            it needs.
         worse: How many outcomes since then were no better.
         spent: Planning time of all, seconds.
         failed: Why what was tried last gave no plan; None if it gave one.
@@ -61,9 +62,9 @@ class Best:
         return is_better
 
     def _note(self, failure: InfeasibleError) -> None:
-        """Keep the first failure, or the first that tells how many bytes some plan needs."""
+        """Keep the failure of the plan that came closest."""
         known = self.failure
-        if known is None or ("bytes" in failure.details and "bytes" not in known.details):
+        if known is None or missing_bytes(failure) < missing_bytes(known):
             self.failure = failure
 
     def _is_better(self, outcome: Outcome) -> bool:
@@ -102,7 +103,7 @@ class Best:
         """Return the best outcome; its planning time is that of all.
 
         Raises:
-            InfeasibleError: E301, the first, if there is none.
+            InfeasibleError: E301, of the closest, if there is none.
         """
         if self.found is None:
             assert self.failure is not None

@@ -26,7 +26,7 @@ from pardnn.place.ordering.fit import fits
 from pardnn.plan.plan import Plan, on_devices, plan_arrays, planned_graph
 from pardnn.plan.rewritten.offload import may_offload
 from pardnn.planner.offload.fewest import fewest
-from pardnn.planner.outcome import Decide, Outcome, score
+from pardnn.planner.outcome import Decide, Outcome, missing_bytes, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import LARGER, rewritten_costs
 from pardnn.planner.search.log import SearchLog
@@ -70,14 +70,8 @@ def decide_cut_offloaded(
             problem.log.keep(found, score(problem, found))
     if best is None:
         none = InfeasibleError("no cut for more memory leaves the state where it is")
-        raise min(failures, key=_missing_bytes, default=none)
+        raise min(failures, key=missing_bytes, default=none)
     return best._replace(planning_s=time.perf_counter() - started)
-
-
-def _missing_bytes(error: InfeasibleError) -> float:
-    """Return how far a plan was from fitting; infinite if the error has no plan."""
-    usable = error.details.get("usable_bytes")
-    return float("inf") if usable is None else error.details["bytes"] - usable
 
 
 def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:

@@ -24,8 +24,8 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
-from pardnn.plan.state_in_place import StateInPlace, absent_bytes
 from pardnn.planner.costs import partitioned_costs, scaled_costs
+from pardnn.planner.kept_state import state_of_columns
 from pardnn.planner.problem import Problem
 from pardnn.planner.submesh.submeshes import part_of
 from pardnn.shard.sharding import Sharding
@@ -79,16 +79,9 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
         cluster=devices,
         costs=Costs(seconds=seconds, source=costs.source),
         cut=None if cut.cut is None else dataclasses.replace(cut.cut, cut=graph),
-        state=cut.state and _beside(cut.graph, cut.state, size),
+        state=cut.state and state_of_columns(cut.graph, cut.state, size),
     )
     return Columns(made, local, costs, column)
-
-
-def _beside(graph: Graph, state: StateInPlace, size: int) -> StateInPlace:
-    """Return what state of other steps takes of a column: the most of any device there."""
-    absent = absent_bytes(graph, state)
-    most = tuple(max(absent[at : at + size]) for at in range(0, len(absent), size))
-    return StateInPlace(held={}, num_devices=len(most), other_bytes=most)
 
 
 def _largest(

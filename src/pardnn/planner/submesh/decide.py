@@ -22,9 +22,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, UsageError
-from pardnn.plan.constraints import cutting, placing
+from pardnn.plan.constraints import cutting, hard, placing
 from pardnn.plan.pieces import Pieces
 from pardnn.planner.algorithms import BEST, mixed_parts
+from pardnn.planner.kept_state import check_no_layout, kept, submesh_size
 from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
@@ -69,12 +70,7 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
             f"{name} cuts ops inside submeshes, but {why}.\nUse {cut} or {placement} alone.",
             code="E250",
         )
-    if problem.state is not None and problem.state.held:
-        raise UsageError(
-            f"{name} changes the layout of the state, but the state has to stay where it is.\n"
-            "Plan without the state.",
-            code="E225",
-        )
+    sizes = _sizes_for_state(problem, sizes, name)
     wanted = problem.options.microbatches
     doublings = [1 << power for power in range(MOST_DOUBLINGS + 1)]
     found, cutter = Best(problem), _cutter(problem)
@@ -93,6 +89,33 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
             if worse >= PATIENCE or (is_many and worse + failed >= PATIENCE):
                 break
     return found.best()
+
+
+def _sizes_for_state(problem: Problem, sizes: list[int], name: str) -> list[int]:
+    """Return the sizes of submeshes that leave state where it is: all, if none has to.
+
+    Raises:
+        UsageError: E225, if state is laid out otherwise, or a constraint sets a layout.
+    """
+    if problem.state is None or not kept(problem.graph, problem.state):
+        return sizes
+    check_no_layout(hard(problem.options.constraints))
+    size = submesh_size(problem.graph, problem.state)
+    if size not in sizes:
+        raise UsageError(
+            f"{name} changes the layout of the state, but the state has to stay where it is.\n"
+            "Use auto, or plan without the state.",
+            code="E225",
+        )
+    return [size]
+
+
+def like_state(problem: Problem) -> Problem:
+    """Return a problem whose `auto` is a mixed plan if its state is that of one."""
+    options, state = problem.options, problem.state
+    if state is None or options.algorithm != BEST or submesh_size(problem.graph, state) is None:
+        return problem
+    return problem.with_options(algorithm="tofu*pardnn")
 
 
 def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:

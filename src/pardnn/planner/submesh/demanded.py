@@ -15,6 +15,7 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.place.constraints import holds
 from pardnn.plan.constraints import Constraint, cutting, placing
 from pardnn.plan.demands.named import Named, named
+from pardnn.planner.kept_state import state_inside
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.decide import can_shard
 from pardnn.planner.steering.constrained import restricted_to, setting_of
@@ -63,7 +64,7 @@ def _submeshes(each: Named, cluster: Cluster, size: int) -> frozenset[int]:
 
 
 def inside_of_submesh(problem: Problem, graph: Problem, size: int) -> Problem:
-    """Return a graph as a problem of one submesh, with the layouts that are demanded.
+    """Return a graph as a problem of one submesh, with the layouts that are demanded or there.
 
     Args:
         problem: The step, with its constraints.
@@ -74,7 +75,7 @@ def inside_of_submesh(problem: Problem, graph: Problem, size: int) -> Problem:
         graph,
         cluster=part_of(problem.cluster, range(size)),
         options=problem.options,
-        state=None,
+        state=problem.state and state_inside(graph.graph, problem.state, size),
         allowed=None,
     )
 

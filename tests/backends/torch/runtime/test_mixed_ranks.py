@@ -26,6 +26,7 @@ def towers() -> models.Entry:
 
 CASES: list[Any] = [
     (double(towers), 4, 2, "megatron*1f1b"),
+    (double(towers), 4, 2, "zero-1*1f1b"),
     (double(perceptron), 4, 3, "tofu*round-robin"),
     (double(models.gan), 4, 2, "tofu*pardnn"),
     *long_but(

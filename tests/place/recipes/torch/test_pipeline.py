@@ -27,9 +27,9 @@ from tests.place.recipes.torch.test_stages import captured
 
 
 def planned(
-    graph: Graph, algorithm: str, *, memory: str | None = None, pieces: int = 4
+    graph: Graph, algorithm: str, *, memory: str | None = None, pieces: int = 4, devices: int = 2
 ) -> tuple[Plan, PlanResult]:
-    cluster = Cluster.uniform(2, memory=memory, bandwidth=300e9)
+    cluster = Cluster.uniform(devices, memory=memory, bandwidth=300e9)
     options = PlanOptions(algorithm=algorithm, microbatches=pieces, reserve=0.0, costs="v100")
     return make_plan(Problem(graph, cluster, preset_costs(graph, "v100"), options))
 
