@@ -241,25 +241,30 @@ class _Before:
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
         self._objects, self._aside = objects, kept_aside(objects)
         self._of_libraries: Sequence[LibraryGlobals] = ()
+        self._functions: list[types.FunctionType] = []
 
     def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
         """Return the user's functions that may run, once what they ask of caches is checked."""
         found = used_names(step, self._objects.seen.values())
         check_counts(found.functions, self._objects.seen.values())
         self._of_libraries = library_globals(found, self._objects.seen.values())
+        self._functions = found.functions
         return found.functions
 
     def check(self, *, is_first: bool) -> None:
         """Reject what the step has changed in it."""
         check_unseen(self._unseen)
         self._dropped.check()
-        check_namespaces(self._spaces)
-        check_class_attributes(self._classes, is_first=is_first)
+        check_namespaces(self._spaces, self._line)
+        check_class_attributes(self._classes, self._line, is_first=is_first)
         check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())
         if changed and not is_first:  # what a first step sets, later ones find
             raise changed_state(sorted(changed))
+
+    def _line(self, name: str) -> str | None:
+        return Stores(self._functions).line(name)
 
 
 def _run_asked(

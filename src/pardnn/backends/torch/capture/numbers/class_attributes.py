@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,11 +37,17 @@ def class_attributes(objects: ObjectGraph) -> ClassAttributes:
     return {kind: _held(kind) for kind in users_classes(objects)}
 
 
-def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
+def check_class_attributes(
+    before: ClassAttributes,
+    line: Callable[[str], str | None] = lambda _name: None,
+    *,
+    is_first: bool,
+) -> None:
     """Reject a step that changes a class at each call.
 
     Args:
         before: Of `class_attributes`, before the trace.
+        line: Returns where the user's code changes an attribute.
         is_first: Whether it was the first step, which may set values that then remain.
 
     Raises:
@@ -52,7 +58,7 @@ def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
         for key, (value, content) in now.items():
             is_same = key in then and _is_same((value, content), then[key])
             if not is_same and (not is_first or _is_traced(value, content)):
-                raise unsupported.changed_class(kind.__name__, key)
+                raise unsupported.changed_class(kind.__name__, key, line(key))
 
 
 @contextlib.contextmanager

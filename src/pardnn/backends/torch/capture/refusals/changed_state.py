@@ -33,6 +33,27 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     )
 
 
+def bound_name(names: Sequence[str], where: str | None) -> UnsupportedError:
+    """Return E804: names that a step binds in modules, and that no place of its objects has.
+
+    Args:
+        names: With their modules.
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
+    key = names[0].rpartition(".")[2]
+    return error_at(
+        where,
+        f"the step changes Python state{at(where)}: {names[0]}{more}, which would happen\n"
+        "once, at capture, and never again. Of names in modules, pardnn follows the globals of\n"
+        "the step's own module that are there before the first step.\n"
+        f"Put {key} = None there (a counter: 0), and `global {key}` into the step; or keep it\n"
+        f"in an attribute of an object that was made before the step: state.{key} = ...",
+        "E804",
+        changed=list(names),
+    )
+
+
 def counting_hook(name: str) -> UnsupportedError:
     """Return E804: a hook that records in which backward pass it ran.
 

@@ -302,14 +302,14 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     )
 
 
-def changed_class(kind: str, key: str) -> UnsupportedError:
+def changed_class(kind: str, key: str, where: str | None = None) -> UnsupportedError:
     """Return E804: a step that changes an attribute of a class at each call."""
-    return UnsupportedError(
-        f"the step changes {key!r} of the class {kind!r}, which all its objects share.\n"
-        "Numbers and lists are followed in objects: meter = Meter() before the step, and in it\n"
-        "self.total += loss.item().",
-        code="E804",
-        details={"changed": [f"{kind}.{key}"]},
+    return error_at(
+        where,
+        f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
+        f"It is followed in objects: meter = Meter() before the step, in it meter.{key} += 1.",
+        "E804",
+        changed=[f"{kind}.{key}"],
     )
 
 
