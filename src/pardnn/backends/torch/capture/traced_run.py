@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,7 +193,7 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False))
+    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False), recorders.of_classes)
     is_first, flags = chosen.is_first, trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
@@ -236,12 +236,16 @@ def run_noted(
 class _Before:
     """What is noted about a step's objects before it runs, besides their content."""
 
-    def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
+    def __init__(
+        self, objects: ObjectGraph, walk: Callable[[], ObjectGraph],
+        followed: Collection[tuple[type, str]],
+    ) -> None:  # fmt: skip
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
         self._objects, self._aside = objects, kept_aside(objects)
         self._of_libraries: Sequence[LibraryGlobals] = ()
         self._functions: list[types.FunctionType] = []
+        self._followed = followed
 
     def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
         """Return the user's functions that may run, once what they ask of caches is checked."""
@@ -256,7 +260,7 @@ class _Before:
         check_unseen(self._unseen)
         self._dropped.check()
         check_namespaces(self._spaces, self._line)
-        check_class_attributes(self._classes, self._line, is_first=is_first)
+        check_class_attributes(self._classes, self._line, self._followed, is_first=is_first)
         check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())

@@ -54,6 +54,18 @@ def bound_name(names: Sequence[str], where: str | None) -> UnsupportedError:
     )
 
 
+def changed_class(kind: str, key: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that changes an attribute of a class at each call."""
+    return error_at(
+        where,
+        f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
+        "Of a class, numbers are followed that it has before the first step. Keep anything else\n"
+        f"in an object that was made before the step, meter = Meter(), as meter.{key}.",
+        "E804",
+        changed=[f"{kind}.{key}"],
+    )
+
+
 def counting_hook(name: str) -> UnsupportedError:
     """Return E804: a hook that records in which backward pass it ran.
 

@@ -302,17 +302,6 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     )
 
 
-def changed_class(kind: str, key: str, where: str | None = None) -> UnsupportedError:
-    """Return E804: a step that changes an attribute of a class at each call."""
-    return error_at(
-        where,
-        f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
-        f"It is followed in objects: meter = Meter() before the step, in it meter.{key} += 1.",
-        "E804",
-        changed=[f"{kind}.{key}"],
-    )
-
-
 def text_of_a_number(where: str | None) -> UnsupportedError:
     """Return E802: a text made from a number that changes, and not printed or logged."""
     return error_at(
