@@ -226,7 +226,7 @@ def run_noted(
     for name, each in trace.changed.items():
         if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
             raise changed_setting(name, Stores(functions).line(name))
-    trace.orders = key_orders(objects, is_first=is_first)
+    trace.orders = key_orders(objects, names, is_first=is_first)
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}

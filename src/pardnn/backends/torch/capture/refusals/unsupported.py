@@ -52,8 +52,9 @@ def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> Unsupp
     return error_at(
         where,
         f"the step runs code under a condition on data{at(where)}, and that code\n"
-        f"{what}. One graph must hold for every step: such code always\n"
-        "runs, and what it writes in place into tensors is undone where the condition is false.\n"
+        f"{what}.\n"
+        "One graph must hold for every step: such code always runs, and what it writes in place\n"
+        "into tensors is undone where the condition is false.\n"
         f"{rewrite}",
         "E802",
     )
