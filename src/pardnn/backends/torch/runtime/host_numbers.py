@@ -225,6 +225,15 @@ class HostNumbers:
             if now is not None and not may_be_told(now):
                 yield Change(name, "a file or writer", now)
 
+    def order_states(self) -> None:
+        """Put keys of optimizers' states in the order of eager steps, before and in the first call.
+
+        Before it, since a loaded checkpoint adds numbers behind the tensors, and guards then hold
+        that order.
+        """
+        for state, keys in self._states:
+            put_in_order(state(), keys)
+
     def write(
         self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()
     ) -> dict[str, Any]:
@@ -248,8 +257,7 @@ class HostNumbers:
         assign(effects, self._assigned, self._sources, batch)
         given = {name: holder for each in batch for name, holder, _ in each.contents}
         held |= {name: given[name] for name in held if name in given}
-        for state, keys in self._states:
-            put_in_order(state(), keys)
+        self.order_states()
         self._states = []
         ordered = {name: slot.get() for name, slot in self._ordered.items()} | given
         if self.filled:

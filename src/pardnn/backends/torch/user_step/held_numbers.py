@@ -235,12 +235,11 @@ class StateOwner(NamedTuple):
         """Return where it is held, and make room there; nothing for a gradient."""
         if self.optimizer is None:
             return ()
-        return (Slot(self.state(), self.key),)
+        return (Slot(self.optimizer.state[self.parameter], self.key),)
 
     def state(self) -> dict[Any, Any]:
-        """Return what its optimizer holds of the parameter; it is made where there is nothing."""
-        assert self.optimizer is not None
-        return self.optimizer.state[self.parameter]
+        """Return what an optimizer holds of the parameter now."""
+        return {} if self.optimizer is None else self.optimizer.state.get(self.parameter, {})
 
 
 def state_owners(
