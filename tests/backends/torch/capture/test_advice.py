@@ -140,6 +140,11 @@ CASES: dict[str, Case] = {
         lambda m, x: m(x).mean() / float(x.square().sum()) ** 0.5,
         lambda m, x: m(x).mean() / torch.sqrt(x.square().sum()),
     ),
+    "item": Case(
+        "E802", "x * t.detach() for",
+        lambda m, x: m(x).square().mean() * m(x).norm().item(),
+        lambda m, x: m(x).square().mean() * m(x).norm().detach(),
+    ),
     "tolist": Case(
         "E802", "unbind",
         lambda m, x: sum((v * m(x).mean() for v in x[0].tolist()), torch.zeros(())),

@@ -41,7 +41,7 @@ def entry(name: str, taken: int = 0) -> Entry:
 
 def counts(args: tuple[Any, ...]) -> Any:
     optimizer = args[1]
-    steps = [state.get("step") for state in optimizer.state.values()]
+    steps = [(state.get("step"), [*state]) for state in optimizer.state.values()]
     return steps, [group.get("step") for group in optimizer.param_groups]
 
 
@@ -174,3 +174,33 @@ def test_a_number_that_the_first_step_makes_is_there_after_one_of_ones_own() -> 
         return train, (model, optimizer, x, y), [model, optimizer.param_groups]
 
     assert_leaves_as_eager(make)
+
+
+class Anchored(torch.optim.SGD):
+    """Keeps the first values of a parameter, unless all are zeros, as Prodigy does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if "p0" not in self.state[p]:
+                self.state[p]["p0"] = torch.tensor(0.0)
+                if p.any():
+                    self.state[p]["p0"] = p.detach().clone()
+            p.grad += 0.1 * (p - self.state[p]["p0"])
+        super().step()
+
+
+def anchored(taken: int) -> Entry:
+    model, x, y = small()
+    optimizer = Anchored(model.parameters(), lr=0.1)
+    for _ in range(taken):
+        train(model, optimizer, x, y)
+    optimizer.zero_grad()
+    return train, (model, optimizer, x, y)
+
+
+def test_a_state_that_data_decides_at_the_first_step_is_there_after_one() -> None:
+    step, args = anchored(0)
+    with pytest.raises(UnsupportedError, match="'optimizer.state.p0'.*\n.*\n.*\n.*one step of"):
+        capture(step, *args)
+    assert_as_eager(lambda: anchored(1), steps=2, sizes=(1,))

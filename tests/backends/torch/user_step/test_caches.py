@@ -177,3 +177,43 @@ def test_a_node_that_a_variable_holds_is_refused() -> None:
     del node
     assert held_node(named) is None
     loss.backward()
+
+
+class Positions(nn.Module):
+    """Makes a longer table where a longer sequence comes, as rotary embeddings do."""
+
+    def __init__(self, by_number: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.by_number, self.n, self.cos = by_number, 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[1]
+        if n > self.n if self.by_number else self.cos is None or n > len(self.cos):
+            self.cos = torch.outer(torch.arange(n).float(), torch.ones(3)).cos()
+            self.n = n if self.by_number else 0
+        return self.layer(x) * self.cos[:n]
+
+
+def growing(by_number: bool) -> Any:
+    torch.manual_seed(0)
+    model = Positions(by_number)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, torch.ones(2, 4, 3)), lambda: [model.layer, model.n]
+
+
+def test_a_table_that_grows_is_asked_for_its_own_length() -> None:
+    def given(i: int) -> dict[int, Any]:
+        return {2: torch.ones(2, (4, 6, 3, 7)[i], 3)}
+
+    with pytest.raises(UnsupportedError, match="ask the table itself, if self.cos is None"):
+        assert_leaves_as_eager(lambda: growing(True), 4, given)
+    assert assert_leaves_as_eager(lambda: growing(False), 4, given) == 4

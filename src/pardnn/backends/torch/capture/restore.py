@@ -41,7 +41,7 @@ def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
         if isinstance(holder, types.CellType):
             holder.cell_contents = content
         elif isinstance(holder, GlobalName):
-            holder.namespace[holder.name] = content
+            items_of(holder.namespace)[holder.name] = content
         elif isinstance(holder, list | deque):
             holder.clear()
             holder.extend(content)
@@ -55,7 +55,7 @@ def _content(holder: Any) -> Any:
     if isinstance(holder, types.CellType):
         return holder.cell_contents
     if isinstance(holder, GlobalName):
-        return holder.namespace.get(holder.name)
+        return items_of(holder.namespace).get(holder.name)
     items = items_of(holder)
     return dict(items) if isinstance(items, Attributes) else items
 

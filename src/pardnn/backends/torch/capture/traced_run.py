@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,7 +193,7 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False))
+    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False), recorders.of_classes)
     is_first, flags = chosen.is_first, trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
@@ -226,7 +226,7 @@ def run_noted(
     for name, each in trace.changed.items():
         if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
             raise changed_setting(name, Stores(functions).line(name))
-    trace.orders = key_orders(objects, is_first=is_first)
+    trace.orders = key_orders(objects, names, is_first=is_first)
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
@@ -236,30 +236,39 @@ def run_noted(
 class _Before:
     """What is noted about a step's objects before it runs, besides their content."""
 
-    def __init__(self, objects: ObjectGraph, walk: Callable[[], ObjectGraph]) -> None:
+    def __init__(
+        self, objects: ObjectGraph, walk: Callable[[], ObjectGraph],
+        followed: Collection[tuple[type, str]],
+    ) -> None:  # fmt: skip
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), class_attributes(objects)
         self._objects, self._aside = objects, kept_aside(objects)
         self._of_libraries: Sequence[LibraryGlobals] = ()
+        self._functions: list[types.FunctionType] = []
+        self._followed = followed
 
     def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
         """Return the user's functions that may run, once what they ask of caches is checked."""
         found = used_names(step, self._objects.seen.values())
         check_counts(found.functions, self._objects.seen.values())
         self._of_libraries = library_globals(found, self._objects.seen.values())
+        self._functions = found.functions
         return found.functions
 
     def check(self, *, is_first: bool) -> None:
         """Reject what the step has changed in it."""
         check_unseen(self._unseen)
         self._dropped.check()
-        check_namespaces(self._spaces)
-        check_class_attributes(self._classes, is_first=is_first)
+        check_namespaces(self._spaces, self._line)
+        check_class_attributes(self._classes, self._line, self._followed, is_first=is_first)
         check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())
         if changed and not is_first:  # what a first step sets, later ones find
             raise changed_state(sorted(changed))
+
+    def _line(self, name: str) -> str | None:
+        return Stores(self._functions).line(name)
 
 
 def _run_asked(

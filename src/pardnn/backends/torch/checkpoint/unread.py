@@ -86,6 +86,8 @@ class UnreadState:
             binding: Of its sources; it gets those of the rest.
             live: This rank's live values, by the names of the planned graph.
         """
+        if not self._sources:
+            return program, live
         for name in [name for name in self._sources if name in program.state]:
             del self._sources[name]  # a graph reads it
         held = {name: self._held(source.get()) for name, source in self._sources.items()}

@@ -324,6 +324,7 @@ class Binding:
             raise unlike_batch([self._names[i] for i in self._batch], len(batch))
         if not self._has_run:
             self._starting.check()
+            self._host.order_states()
         return Batch(tuple(batch), *self._found_in(batch))
 
     def _found_in(self, batch: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:

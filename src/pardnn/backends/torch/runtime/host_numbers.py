@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
     slot_of_name,
     slots_of,
     slots_of_numbers,
+    state_owners,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
@@ -84,7 +85,8 @@ class HostNumbers:
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
         effects = graph.step_notes.get("effects", [])
-        ordered = [each["order"][0] for each in effects if "order" in each]
+        orders = dict(each["order"] for each in effects if "order" in each)
+        self._states, ordered = _orders_of_states(orders, sources.values(), step, args)
         held = held_names(graph.step_notes.get("result"))
         own = _held_slots(step, args, [*held, *ordered])
         self._held, self._ordered = ({x: own[x] for x in names} for names in (held, ordered))
@@ -223,6 +225,15 @@ class HostNumbers:
             if now is not None and not may_be_told(now):
                 yield Change(name, "a file or writer", now)
 
+    def order_states(self) -> None:
+        """Put keys of optimizers' states in the order of eager steps, before and in the first call.
+
+        Before it, since a loaded checkpoint adds numbers behind the tensors, and guards then hold
+        that order.
+        """
+        for state, keys in self._states:
+            put_in_order(state(), keys)
+
     def write(
         self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()
     ) -> dict[str, Any]:
@@ -246,11 +257,14 @@ class HostNumbers:
         assign(effects, self._assigned, self._sources, batch)
         given = {name: holder for each in batch for name, holder, _ in each.contents}
         held |= {name: given[name] for name in held if name in given}
+        self.order_states()
+        self._states = []
         ordered = {name: slot.get() for name, slot in self._ordered.items()} | given
         if self.filled:
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         for name, keys in (each["order"] for each in effects if "order" in each):
-            put_in_order(ordered_keys(ordered[name]) or {}, keys)
+            if name in ordered:
+                put_in_order(ordered_keys(ordered[name]) or {}, keys)
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
         stepped = [effect["schedule"] for effect in effects if "schedule" in effect]
@@ -263,6 +277,29 @@ class HostNumbers:
             _, values, named = given
             schedule.step(*map(value_of, values), **{key: value_of(x) for key, x in named})
         return held
+
+
+def _orders_of_states(
+    orders: Mapping[str, list[Any]], sources: Iterable[Source], step: Callable[..., Any],
+    args: Sequence[Any],
+) -> tuple[list[tuple[Callable[[], dict[Any, Any]], list[Any]]], list[str]]:  # fmt: skip
+    """Return the states of parameters with the order of their keys, and the names of the rest.
+
+    Args:
+        orders: Keys by name.
+        sources: Of the graph.
+        step: The user's step.
+        args: Its arguments.
+    """
+    if not any(".state." in f".{name}" for name in orders):
+        return [], [*orders]
+    parameters = {each.name: each.get() for each in sources if each.kind == "parameter"}
+    stateful = walk_objects(step, list(args)).stateful
+    owners = state_owners([f"{name}." for name in orders], parameters, stateful)
+    found = {name: owners[f"{name}."] for name in orders if f"{name}." in owners}
+    return [(found[name].state, orders[name]) for name in found], [
+        name for name in orders if name not in found
+    ]
 
 
 def _held_slots(

@@ -6,8 +6,7 @@ same on every rank; the name of optimizer state contains the parameter's name. B
 optimizer states and gradients that no call has made yet are found, too.
 
 The user's classes and modules hold numbers, too (`Model.tau`, `settings.weight`). The walk of a
-step's objects does not enter them, as a step may not change them; changes between two calls are
-found here, under separate names.
+step's objects does not enter them; changes between two calls are found here, under separate names.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from pardnn.backends.torch.user_step.class_numbers import users_classes
 from pardnn.backends.torch.user_step.code_names import is_users_code
 from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph
 from pardnn.backends.torch.user_step.slots import (
@@ -113,16 +113,6 @@ def is_plain_value(value: Any) -> bool:
     return value is None or type(value) in (str, bool, *NUMBERS)
 
 
-def users_classes(objects: ObjectGraph) -> list[type]:
-    """Return the user's classes among those of all objects that a step reaches, bases included.
-
-    Args:
-        objects: The object graph of the step.
-    """
-    kinds = [each if isinstance(each, type) else type(each) for each in objects.seen.values()]
-    return [*filter(is_users_code, dict.fromkeys(base for kind in kinds for base in kind.__mro__))]
-
-
 def all_numbers(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, tuple[Slot, Any]]:
     """Return place and value of `numbers_by_name`, and of numbers in classes and modules.
 
@@ -136,7 +126,8 @@ def all_numbers(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, tup
 
 def _shared(objects: ObjectGraph) -> Iterator[tuple[str, Slot]]:
     """Yield name and place of each number in a class or module."""
-    classes = [(f"{each.__module__}.{each.__qualname__}", each) for each in users_classes(objects)]
+    kinds = users_classes(objects.seen.values())
+    classes = [(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
     seen = [each for each in objects.seen.values() if isinstance(each, types.ModuleType)]
     modules = [(each.__name__, vars(each)) for each in filter(is_users_code, seen)]
     for name, holder in [*classes, *modules]:
@@ -245,6 +236,10 @@ class StateOwner(NamedTuple):
         if self.optimizer is None:
             return ()
         return (Slot(self.optimizer.state[self.parameter], self.key),)
+
+    def state(self) -> dict[Any, Any]:
+        """Return what an optimizer holds of the parameter now."""
+        return {} if self.optimizer is None else self.optimizer.state.get(self.parameter, {})
 
 
 def state_owners(

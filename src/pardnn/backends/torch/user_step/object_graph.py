@@ -1,9 +1,8 @@
 """The object graph of a step: everything its arguments, closure, `self` and globals refer to.
 
-A depth-first walk in a fixed order over containers, modules, optimizers and the user's own
-objects. It finds where each tensor and number is held (a `Slot`), so that capture can put a
-placeholder there and a rank its shard, and it copies what every container held, so that
-`capture.restore` can restore it.
+A depth-first walk in a fixed order over containers, modules, optimizers and the user's objects. It
+finds where each tensor and number is held (a `Slot`), so that capture can put a placeholder there
+and a rank its shard, and copies what every container held, for `capture.restore`.
 
 Functions of libraries are entered only for their closures, functions of the user also for the
 globals that they name. O(objects reached).
@@ -28,6 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pardnn.backends.torch.user_step.class_numbers import class_numbers
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
@@ -134,16 +134,19 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry("", step))
     _visit_hooks(objects)
-    _visit_methods(objects, step)
+    functions = _visit_methods(objects, step)
+    objects.contents += class_numbers(objects.seen.values(), functions)
     return objects
 
 
-def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> None:
-    """Visit what methods refer to that may run: no object has them as a value."""
-    num_seen = -1
+def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> list[types.FunctionType]:
+    """Visit what methods refer to that may run: no object has them. Return all that may run."""
+    functions, num_seen = list[types.FunctionType](), -1
     while num_seen != (num_seen := len(objects.seen)):
-        for function in users_functions(step, list(objects.seen.values())):
+        functions = users_functions(step, list(objects.seen.values()))
+        for function in functions:
             _visit(objects, Entry(function.__name__, function))
+    return functions
 
 
 def _visit_hooks(objects: ObjectGraph) -> None:
@@ -228,10 +231,7 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
 
 
 def _note_simple(objects: ObjectGraph, entry: Entry) -> bool:
-    """Note a plain value or an empty dictionary; return whether the value is one.
-
-    A module has eleven empty dictionaries, for hooks: they are most of the objects of a step.
-    """
+    """Note a plain value or an empty dictionary, such as of hooks; return whether it is one."""
     value, kind = entry.value, type(entry.value)
     if kind in _PLAIN_TYPES:
         if entry.numeric:
@@ -246,7 +246,7 @@ def _note_simple(objects: ObjectGraph, entry: Entry) -> bool:
 
 
 def _is_skipped(value: Any, numeric: bool) -> bool:
-    """Whether nothing of a value would be noted: it is plain, and no number of the step's."""
+    """Whether nothing of a value would be noted."""
     return not numeric and type(value) in _PLAIN_TYPES
 
 
@@ -356,7 +356,7 @@ def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 
 
 def _create_scaler_tensors(scaler: torch.amp.GradScaler) -> None:
-    """Create a scaler's tensors now instead of in its first step: ranks set their values."""
+    """Create a scaler's tensors before its first step: ranks set their values."""
     if scaler.is_enabled() and scaler._scale is None:
         with _disable_current_modes():
             scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))

@@ -26,9 +26,9 @@ VIEWS = (types.MappingProxyType, *(type(view) for view in ({}.keys(), {}.values(
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """One name of a module's globals, as a holder in `ObjectGraph.contents`."""
+    """One name of a module's globals, or of a class, as a holder in `ObjectGraph.contents`."""
 
-    namespace: dict[str, Any]
+    namespace: dict[str, Any] | type
     name: str
 
 

@@ -1,5 +1,6 @@
 """What a step binds in modules is followed where its code names it as a global, else refused."""
 
+import builtins
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ def replaced(loss: Any) -> None:
     settings.FACTOR = loss.item()
 
 
+def built_in(loss: Any) -> None:
+    builtins.counted = getattr(builtins, "counted", 0) + 1
+
+
 def new_global(loss: Any) -> None:
     global no_such_name
     no_such_name = loss.item()
@@ -35,6 +40,7 @@ def new_global(loss: Any) -> None:
         (attribute, "settings.last"),
         (tensor, "settings.kept"),
         (replaced, "settings.FACTOR"),
+        (built_in, "builtins.counted"),
         (new_global, "test_namespaces.no_such_name"),
     ],
 )
@@ -54,4 +60,5 @@ def test_names_that_no_place_has_are_refused_and_put_back(put: Any, name: str) -
         capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
     assert caught.value.code == "E804"
     assert vars(settings) == held
+    assert not hasattr(builtins, "counted")
     assert set(globals()) == mine

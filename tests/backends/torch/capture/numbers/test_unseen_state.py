@@ -18,7 +18,7 @@ from torch._tensor_str import PRINT_OPTS
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import telling
+from tests.backends.torch.stepping import assert_leaves_as_eager, telling
 
 
 def ones() -> Any:
@@ -170,13 +170,35 @@ class Meter:
         cls.table.setdefault(2, 4)
 
 
-@pytest.mark.parametrize("name", ["add", "count", "collect"])
-def test_what_classes_hold_is_refused_where_it_changes_at_each_call(name: str) -> None:
-    step, args = telling(lambda loss, _model: getattr(Meter, name)(loss))
-    with pytest.raises(UnsupportedError, match="of the class 'Meter'") as caught:
+class Special(Meter):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("tell", "held"),
+    [(Meter.collect, "'losses' of the class 'Meter'"), (Special.count, "'calls' of the class 'Sp")],
+)
+def test_what_classes_hold_is_refused_where_it_changes_at_each_call(tell: Any, held: str) -> None:
+    step, args = telling(lambda loss, _model: tell(loss))
+    with pytest.raises(UnsupportedError, match=rf"{held}.*test_unseen_state.py:1") as caught:
         capture(step, *args)
     assert caught.value.code == "E804"
-    assert (Meter.total, Meter.calls, Meter.losses) == (0.0, 0, [])
+    assert (Meter.losses, "calls" in vars(Special)) == ([], False)
+
+
+@pytest.mark.parametrize("tell", [Meter.add, Meter.count])
+def test_numbers_of_classes_are_counted(tell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meter, "total", 0.0)
+    monkeypatch.setattr(Meter, "calls", 0)
+
+    def make() -> Any:
+        Meter.total, Meter.calls = 0.0, 0
+        return *telling(lambda loss, _model: tell(loss)), lambda: [Meter.total, Meter.calls]
+
+    def between(i: int, _args: Any) -> None:
+        Meter.calls += 10 * (i == 2)
+
+    assert assert_leaves_as_eager(make, 4, between=between) == 1
 
 
 def test_a_table_of_plain_values_may_be_in_a_class() -> None:

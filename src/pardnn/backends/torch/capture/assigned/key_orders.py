@@ -3,20 +3,21 @@
 Problem: numbers, texts and tensors that a step puts under new keys are written in different ways,
 in any order, and `d["a"] = d.pop("a")` moves a key without changing a value.
 Idea: if the first step leaves keys in another order than before, all later ones put them in that
-order. Attributes have an order, too.
+order. Attributes have an order, too. An optimizer's new state of a parameter gets tensors before
+numbers: what holds both is put in order, once.
 
 Complexity: O(keys of the dictionaries that the step reaches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
-from pardnn.backends.torch.user_step.held_numbers import objects_by_name
+from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import ordered_keys
 
@@ -30,15 +31,18 @@ _NO_ORDER = (
 )
 
 
-def key_orders(objects: ObjectGraph, *, is_first: bool) -> dict[str, list[Any]]:
+def key_orders(
+    objects: ObjectGraph, names: Mapping[int, str], *, is_first: bool
+) -> dict[str, list[Any]]:
     """Return the keys of each dictionary or object of which they, or their order, have changed.
 
     Args:
         objects: The object graph before the step.
+        names: Of tensors by id.
         is_first: Whether it is the first one; later ones begin with attributes that capture sets.
     """
     named = objects_by_name(objects)
-    return {
+    return dict(_of_new_states(objects, names) if is_first else ()) | {
         name: [*keys]
         for name, holder, content in objects.contents
         if (isinstance(holder, dict) or (is_first and not isinstance(holder, _NO_ORDER)))
@@ -46,6 +50,21 @@ def key_orders(objects: ObjectGraph, *, is_first: bool) -> dict[str, list[Any]]:
         and "<" not in name and all(isinstance(key, str | int) for key in keys)
         and [*keys] != [key for key in content if key in keys or isinstance(holder, dict)]
     }  # fmt: skip
+
+
+def _of_new_states(
+    objects: ObjectGraph, names: Mapping[int, str]
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield name and keys of each state of a parameter that is new, with tensors and others."""
+    for entry in objects.stateful:
+        is_one = isinstance(entry.value, torch.optim.Optimizer)
+        for parameter, state in entry.value.state.items() if is_one else ():
+            is_new = isinstance(state, dict) and id(state) not in objects.seen
+            if is_new and id(parameter) in names and all(isinstance(key, str) for key in state):
+                tensors = {isinstance(each, torch.Tensor) for each in state.values()}
+                if len(tensors) > 1:
+                    name = with_tensor_names(entry.name, names)
+                    yield f"{name}.state.{names[id(parameter)]}", [*state]
 
 
 def note_orders(noted: list[dict[str, Any]], first: Orders, later: Orders) -> None:

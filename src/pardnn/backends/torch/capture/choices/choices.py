@@ -326,7 +326,10 @@ class Choices:
             found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
             if found is None:
                 what = "a tensor that is not like the one before, or needs a gradient"
-                raise unsupported.choice(choice.line, f"gives {name!r} {what}")
+                state, of, key = name.partition(".<")  # of a parameter, which has no name here
+                name = f"{state}.{key.partition('.')[2]}" if of else name
+                rewrite = advice.FIRST if of else advice.UNDONE
+                raise unsupported.choice(choice.line, f"gives {name!r} {what}", rewrite)
             assert change.slot is not None
             change.slot.set(found)
 

@@ -3,24 +3,25 @@
 Problem: all objects of a class share them, and the walk of the step's objects does not enter
 classes; capture would count them once for each trace, and leave numbers of a trace in them.
 
-Idea: compare the classes of all objects that the step reaches before and after each trace. A number
-or container that changes again after the first trace, or that receives a number or tensor of the
-trace, is refused. What only the first step sets remains, as after an eager step: a flag that a
-warning was given, a table of plain values.
+Idea: compare the classes of all objects that the step reaches before and after each trace. Numbers
+that were there before the first trace are followed, like those of objects. Anything else that
+changes again after the first trace, or that receives a number or tensor of the trace, is refused.
+What only the first step sets remains, as after an eager step: a flag that a warning was given, a
+table of plain values.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.changed_state import changed_class
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.held_numbers import users_classes
+from pardnn.backends.torch.user_step.class_numbers import users_classes
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
@@ -34,14 +35,22 @@ def class_attributes(objects: ObjectGraph) -> ClassAttributes:
     Args:
         objects: The object graph of the step.
     """
-    return {kind: _held(kind) for kind in users_classes(objects)}
+    return {kind: _held(kind) for kind in users_classes(objects.seen.values())}
 
 
-def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
+def check_class_attributes(
+    before: ClassAttributes,
+    line: Callable[[str], str | None] = lambda _name: None,
+    followed: Collection[tuple[type, str]] = (),
+    *,
+    is_first: bool,
+) -> None:
     """Reject a step that changes a class at each call.
 
     Args:
         before: Of `class_attributes`, before the trace.
+        line: Returns where the user's code changes an attribute.
+        followed: Numbers of classes that are followed.
         is_first: Whether it was the first step, which may set values that then remain.
 
     Raises:
@@ -51,8 +60,9 @@ def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
         now = _held(kind)
         for key, (value, content) in now.items():
             is_same = key in then and _is_same((value, content), then[key])
+            is_same |= (kind, key) in followed and not isinstance(value, bool | FakeTensor)
             if not is_same and (not is_first or _is_traced(value, content)):
-                raise unsupported.changed_class(kind.__name__, key)
+                raise changed_class(kind.__name__, key, line(key))
 
 
 @contextlib.contextmanager

@@ -1,19 +1,21 @@
 """Names that a step binds in the user's modules, beyond the globals that its code names.
 
 Problem: `state.last = loss.item()`, where `state` is a module, or `global last` with a new name: no
-place of the object graph holds them, so they would keep what a trace has put there.
+place of the object graph holds them, so they would keep what a trace has put there. The same is
+true of names in `builtins`.
 
 Idea: note the content of modules before the step is traced, restore it, and refuse the step.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pardnn.backends.torch.capture.refusals.changed_state import changed_state
+from pardnn.backends.torch.capture.refusals.changed_state import bound_name
 from pardnn.backends.torch.user_step.code_names import (
     is_library_function,
     is_library_module,
@@ -39,12 +41,12 @@ class _Namespace(NamedTuple):
 
 
 def namespaces(objects: ObjectGraph) -> list[_Namespace]:
-    """Return the content of the user's modules whose code a step reaches.
+    """Return the content of the user's modules whose code a step reaches, and of Python's own.
 
     Args:
         objects: The object graph of the step.
     """
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, dict[str, Any]] = {id(vars(builtins)): vars(builtins)}
     for value in objects.seen.values():
         if isinstance(value, types.FunctionType):
             if not is_library_function(value):
@@ -93,11 +95,14 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def check_namespaces(spaces: list[_Namespace]) -> None:
+def check_namespaces(
+    spaces: list[_Namespace], line: Callable[[str], str | None] = lambda _name: None
+) -> None:
     """Put back what a step has bound there, and reject it.
 
     Args:
         spaces: Of `namespaces`, before the step.
+        line: Returns where the user's code binds a name.
 
     Raises:
         UnsupportedError: E804.
@@ -114,4 +119,4 @@ def check_namespaces(spaces: list[_Namespace]) -> None:
                 else:
                     del held[name]
     if changed:
-        raise changed_state(changed)
+        raise bound_name(changed, line(changed[0]))

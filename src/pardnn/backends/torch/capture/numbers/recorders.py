@@ -17,6 +17,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sinks import is_outside, sinks_of
+from pardnn.backends.torch.user_step.slots import GlobalName
 from pardnn.errors import PardnnError, UnsupportedError
 
 
@@ -30,10 +31,13 @@ class Recorders:
     Attributes:
         filled: Containers that the step only fills, by name.
         sinks: Files, progress bars and writers that it only writes to, by name.
+        of_classes: Numbers of classes that were there before the first trace.
     """
 
     def __init__(self, objects: ObjectGraph, known: Collection[str] = ()) -> None:
         self._objects, self._known = objects, known
+        spaces = [(x.namespace, x.name) for _, x, _ in objects.contents if type(x) is GlobalName]
+        self.of_classes = {(each, key) for each, key in spaces if isinstance(each, type)}
         self._others: set[str] = set()  # with which the step does more
         self._refused: PardnnError | None = None
         self.filled: dict[str, Filled] = {}

@@ -6,7 +6,8 @@ Each rewrite is captured and compared with eager steps by `tests/.../capture/tes
 from __future__ import annotations
 
 _NUMBER = (
-    "Keep it a tensor: torch.sqrt for math.sqrt, x * t for x * float(t), unbind for tolist.\n"
+    "Keep it a tensor: torch.sqrt for math.sqrt, unbind for tolist, x * t.detach() for\n"
+    "x * t.item(), which has the same bits and gradients where x and t are of one type.\n"
     'To see numbers: print(f"{x.item():.3f}"), "%.3f" % x.item() and log.append(float(x)) are\n'
     "followed, unlike x.numpy(), which needs them at once."
 )
@@ -31,6 +32,8 @@ UNDONE = (
     "followed. Move zero_grad() to the start of the step, and the rest after the step, where it\n"
     "can use what the step returned."
 )
+#: For such code in the first step of an optimizer.
+FIRST = "What an optimizer makes at its first step is there after one step of your own."
 #: For such code that draws random numbers.
 DRAWN = (
     "Random numbers have to be drawn in every step: compute both sides, and select. To skip a\n"

@@ -33,6 +33,39 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     )
 
 
+def bound_name(names: Sequence[str], where: str | None) -> UnsupportedError:
+    """Return E804: names that a step binds in modules, and that no place of its objects has.
+
+    Args:
+        names: With their modules.
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
+    key = names[0].rpartition(".")[2]
+    return error_at(
+        where,
+        f"the step changes Python state{at(where)}: {names[0]}{more}, which would happen\n"
+        "once, at capture, and never again. Of names in modules, pardnn follows the globals of\n"
+        "the step's own module that are there before the first step.\n"
+        f"Put {key} = None there (a counter: 0), and `global {key}` into the step; or keep it\n"
+        f"in an attribute of an object that was made before the step: state.{key} = ...",
+        "E804",
+        changed=list(names),
+    )
+
+
+def changed_class(kind: str, key: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that changes an attribute of a class at each call."""
+    return error_at(
+        where,
+        f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
+        "Of a class, numbers are followed that it has before the first step. Keep anything else\n"
+        f"in an object that was made before the step, meter = Meter(), as meter.{key}.",
+        "E804",
+        changed=[f"{kind}.{key}"],
+    )
+
+
 def counting_hook(name: str) -> UnsupportedError:
     """Return E804: a hook that records in which backward pass it ran.
 
@@ -228,7 +261,9 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
         "the step runs once, but raises when capture runs it again from the same state.\n"
         f"{type(raised).__name__}{at(where)}: {said:.300}\n"
         "Either later calls read what only the first one makes from its data: run one step of\n"
-        "your own first. Or the step changes what cannot be undone, such as the groups of an\n"
-        "optimizer: do that between two calls, for instance optimizer.add_param_group(...).",
+        "your own first. Or a number says how long a table is (if n > self.n, rotary caches):\n"
+        "ask the table itself, if self.cos is None or n > len(self.cos). Or the step changes what\n"
+        "cannot be undone, such as the groups of an optimizer: do that between two calls, for\n"
+        "instance optimizer.add_param_group(...).",
         "E804",
     )

@@ -52,8 +52,9 @@ def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> Unsupp
     return error_at(
         where,
         f"the step runs code under a condition on data{at(where)}, and that code\n"
-        f"{what}. One graph must hold for every step: such code always\n"
-        "runs, and what it writes in place into tensors is undone where the condition is false.\n"
+        f"{what}.\n"
+        "One graph must hold for every step: such code always runs, and what it writes in place\n"
+        "into tensors is undone where the condition is false.\n"
         f"{rewrite}",
         "E802",
     )
@@ -299,17 +300,6 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
         f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is not an\n"
         f"argument, parameter or buffer{at(where)}. Up to 1 MiB may be a constant of the graph.\n"
         "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
-    )
-
-
-def changed_class(kind: str, key: str) -> UnsupportedError:
-    """Return E804: a step that changes an attribute of a class at each call."""
-    return UnsupportedError(
-        f"the step changes {key!r} of the class {kind!r}, which all its objects share.\n"
-        "Numbers and lists are followed in objects: meter = Meter() before the step, and in it\n"
-        "self.total += loss.item().",
-        code="E804",
-        details={"changed": [f"{kind}.{key}"]},
     )
 
 
