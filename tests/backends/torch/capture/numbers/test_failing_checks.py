@@ -95,7 +95,7 @@ LEFT: dict[Callable[..., None], str] = {
     evaluates: "'state.model.training'",
     freezes: "'state.model.0.weight.requires_grad'",
     drops_a_gradient: "gradients",
-    counts_in_a_class: "'Meter.count'",
+    counts_in_a_class: r"'tests\.\S*\.Meter.count'",
     adds_to_a_set: "'state.seen'",
     sets_a_context_variable: "'seen'",
     seeds: "torch's random generator",
