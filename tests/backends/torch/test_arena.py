@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pardnn.backends.torch.arena import Arena, Layout
+from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.runtime.memory.fixed_places import placed_arrival
 from pardnn.backends.torch.runtime.memory.limits import data_bytes
 from pardnn.graph.ir import Tensor
 
@@ -103,3 +106,23 @@ def test_a_freed_place_must_be_alone() -> None:
     del view
     assert torch.equal(arena.places["a"], arena.places["a"])
     arena.check_freed(["a"])
+
+
+@linux
+def test_a_message_arrives_in_its_place() -> None:
+    """With gaps in the tensor, its place spans them."""
+    arena, given, env = Arena(), list[Any](), dict[str, Any]()
+    shape, strides, span = (4, 8), (16, 1), 4 * (3 * 16 + 8)
+    tensor = Tensor(name="x", bytes=4 * 32, shape=shape, dtype="float32", strides=strides)
+    spec = MessageSpec(
+        number=0, tensor="x", source=1, target=0, bytes=span, dtype="float32", shape=shape,
+        strides=strides, producer="x", consumer="y",
+    )  # fmt: skip
+    allocate = placed_arrival(spec, lambda _spec, place: given.append(place) or place, arena)
+    allocate(env)
+    arena.open(Layout(4096, None, ((tensor, 0),), made_bytes=0, has_room=True))
+    allocate(env)
+    assert given[0] is None
+    assert (given[1].shape, given[1].stride()) == (shape, strides)
+    assert env["x"].data_ptr() == arena.places["x"].data_ptr()
+    assert arena.places["x"].untyped_storage().nbytes() == span

@@ -55,11 +55,6 @@ class Arena:
         self._memory: mmap.mmap | None = None
         self._size = 0
 
-    @property
-    def bytes(self) -> int:
-        """Of its memory."""
-        return 0 if self._memory is None else self._size
-
     def open(self, layout: Layout) -> None:
         """Have the places of a layout; none if the system has no memory for them."""
         most = self._size if layout.most_bytes is None else layout.most_bytes

@@ -116,8 +116,7 @@ pin_allocator()
 unlimited = resource.getrlimit(resource.RLIMIT_DATA)
 resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (64 << 20), unlimited[1]))
 bound = resource.getrlimit(resource.RLIMIT_DATA)[0]
-arena = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE)
-code = KernelCode(4 << 20)
+code = KernelCode()
 for make in (lambda: torch.empty(8 << 20, dtype=torch.uint8),
              lambda: mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE), lambda: None):
     held = make()
@@ -266,6 +265,9 @@ def test_the_places_of_a_rank_are_within_its_limit(
     plan = Plan(placement=homes, order=tuple(map(tuple, rows)), messages=sent)
     layout = choose_memory(Program(graph, plan), 0, limit, torch.device("cpu"))
     assert [tensor.name for tensor, _ in layout.places if tensor.name != "v"] == placed
+    if last:
+        layout = choose_memory(Program(graph, plan), 1, None, torch.device("cpu"))
+        assert [tensor.name for tensor, _ in layout.places] == ["x", "v"]  # x arrives
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ class Executor:
     def _run_measured(self) -> None:
         env, meter = self._env, MemoryMeter()
         meter.add(env, list(env))
-        channel, code = self.world.channel, KernelCode(self.world.arena.bytes)
+        channel, code = self.world.channel, KernelCode()
         for self._at, action in enumerate(self._actions):  # noqa: B020
             call, began = self._calls[self._at], time.perf_counter()
             call(env)

@@ -117,30 +117,29 @@ class HeapGuard:
 class KernelCode:
     """Raises this process' limit by what kernels map for themselves while a step runs first.
 
-    That is code that they generate, and stacks of threads: 64 MiB for the 156 convolutions of a
-    MobileNet, more than the whole allowance. It stays, so later steps are not watched.
-
-    Args:
-        arena_bytes: Of the open arena, which stays as it is.
+    That is code that they generate, and stacks of threads: 64 MiB for the 52 convolutions of a
+    MobileNet and their gradients, more than the allowance. It stays, so later steps are not
+    watched.
     """
 
-    def __init__(self, arena_bytes: int) -> None:
-        self._arena = arena_bytes
-        self._mapped = self._now()
+    def __init__(self) -> None:
+        self._mapped = _mapped_by_others()
 
     def count(self) -> None:
         """Raise the limit by what has been mapped since it was counted last."""
         bound, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if bound == resource.RLIM_INFINITY or self._mapped is None:
             return
-        now = self._now() or 0
+        now = _mapped_by_others() or 0
         if now > self._mapped:
             resource.setrlimit(resource.RLIMIT_DATA, (bound + now - self._mapped, hard))
             self._mapped = now
 
-    def _now(self) -> int | None:
-        allocated = allocated_bytes()
-        return None if allocated is None else data_bytes() - allocated - self._arena
+
+def _mapped_by_others() -> int | None:
+    """Return the bytes that are not the allocator's; a rank's arena, among them, stays as it is."""
+    allocated = allocated_bytes()
+    return None if allocated is None else data_bytes() - allocated
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:
