@@ -81,3 +81,18 @@ def test_a_block_leaves_room_for_all_else(
     assert {tensor: at // PAGE_BYTES for tensor, at in found.offsets.items()} == placed
     assert found.bytes == size * PAGE_BYTES
     assert [each // PAGE_BYTES for each in found[2:]] == list(peaks)
+
+
+@pytest.mark.parametrize(
+    ("spare", "room", "fits"), [(0, 36, True), (0, 35, False), (12, 24, True), (11, 24, False)]
+)
+def test_what_small_blocks_waste_has_room_of_its_own(spare: int, room: int, fits: bool) -> None:
+    """Beside the block of 11 pages are small ones of 2 and 8, which may waste 15."""
+    graph = chain(8, 3, 8)
+    order = tuple(op.name for op in graph.ops)
+    plan = Plan(placement=dict.fromkeys(order, 0), order=(order,), messages=())
+    found = choose_places(
+        graph, plan_arrays(graph, plan), 0, [1, 2], small_bytes=9 * PAGE_BYTES, growth=2.5,
+        spare_bytes=spare * PAGE_BYTES, room=room * PAGE_BYTES,
+    )  # fmt: skip
+    assert (found.bytes == 11 * PAGE_BYTES) == fits

@@ -11,10 +11,13 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.result import loss_of
+from pardnn.backends.torch.comm.channel import Channel
+from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.ops import out_forms
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
+from pardnn.backends.torch.runtime.memory.limits import KernelCode
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -91,18 +94,27 @@ def on_ranks(
 
     def body(rank: int, store: str) -> list[Any]:
         out_forms.LEAST_BYTES = 1  # all that can have a place have one
+        allocate, arrived, counted = Channel.allocate, list[str](), list[int]()
+
+        def allocating(self: Channel, spec: MessageSpec, place: Any = None) -> Any:
+            arrived.extend([spec.tensor] if place is not None else [])
+            return allocate(self, spec, place)
+
+        Channel.allocate = allocating
+        KernelCode.count = lambda _self: counted.append(len(losses))
         executor, binding, args = executor_of(factory, program, rank, store)
         executor.layout = choose_memory(program, rank, None, torch.device("cpu"))
         indices = tuple(k for k, arg in enumerate(args) if any(arg is e for e in binding.example()))
         torch.manual_seed(99)
-        losses = []
+        losses = list[Any]()
         for i in range(steps):
             losses.append(bits(executor.step(binding.batch_inputs(batches(args, indices, i)))))
             binding.end_step()
             if between is not None:
                 between(args, i)
         executor.world.close()
-        return [losses, bits(torch.get_rng_state()), executor.peak_bytes, program.peaks[rank]]
+        peaks = [executor.peak_bytes, program.peaks[rank]]
+        return [losses, bits(torch.get_rng_state()), *peaks, sorted({*arrived}), counted]
 
     return run_ranks(plan.num_devices, body)
 

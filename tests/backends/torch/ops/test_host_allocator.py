@@ -1,6 +1,7 @@
 """Freed tensors go back to the system as on ranks; large ones lie on large pages."""
 
 import ctypes
+import dataclasses
 import functools
 import json
 import os
@@ -261,13 +262,25 @@ def test_the_places_of_a_rank_are_within_its_limit(
     last = devices - 1
     rows = [["x", "y", "z"], ["v"]] if last else [["x", "y", "z", "v"]]
     homes = {"x": 0, "y": 0, "z": 0, "v": last}
-    sent = (Message(tensor="x", source=0, target=1, post_before="v"),) if last else ()
+    sent = (
+        (Message(tensor="x", source=0, target=1, post_before="v", hold_until="z"),) if last else ()
+    )
     plan = Plan(placement=homes, order=tuple(map(tuple, rows)), messages=sent)
     layout = choose_memory(Program(graph, plan), 0, limit, torch.device("cpu"))
     assert [tensor.name for tensor, _ in layout.places if tensor.name != "v"] == placed
-    if last:
-        layout = choose_memory(Program(graph, plan), 1, None, torch.device("cpu"))
-        assert [tensor.name for tensor, _ in layout.places] == ["x", "v"]  # x arrives
+    assert layout.most_bytes == (limit - (1 << 20) if placed else 0)  # x is outside
+
+
+@pytest.mark.parametrize(("misaligned", "placed"), [(0, ["x", "v"]), (8, ["v"])])
+def test_what_arrives_has_a_place(misaligned: int, placed: list[str]) -> None:
+    sent = _op("x", 1)
+    (tensor,) = sent.outputs
+    tensor = dataclasses.replace(tensor, misaligned_bytes=misaligned)
+    graph = build_graph("sent", [dataclasses.replace(sent, outputs=(tensor,)), _op("v", 1, "x")])
+    message = Message(tensor="x", source=0, target=1, post_before="v")
+    plan = Plan(placement={"x": 0, "v": 1}, order=(("x",), ("v",)), messages=(message,))
+    layout = choose_memory(Program(graph, plan), 1, None, torch.device("cpu"))
+    assert [each.name for each, _ in layout.places] == placed
 
 
 @pytest.mark.parametrize(

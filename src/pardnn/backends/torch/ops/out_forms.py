@@ -76,13 +76,18 @@ def _named_out(overload: Callable[..., Any], name: str) -> Callable[..., torch.T
     return lambda *args, out, **kwargs: overload(*args, **kwargs, **{name: out})
 
 
+def is_worth_a_place(num_bytes: int) -> bool:
+    """Whether a tensor is large enough for a place."""
+    return num_bytes >= LEAST_BYTES
+
+
 def may_have_place(op: Op) -> bool:
     """Whether an op can write its result, and nothing else, where it is told."""
     if len(op.outputs) != 1 or op.memory == "residual":
         return False
     (output,) = op.outputs
     is_plain = output.alias_of is None and output.misaligned_bytes == 0
-    is_worth_it = output.shape is not None and output.bytes >= LEAST_BYTES
+    is_worth_it = output.shape is not None and is_worth_a_place(output.bytes)
     return is_plain and is_worth_it and out_form(op.kind) is not None
 
 

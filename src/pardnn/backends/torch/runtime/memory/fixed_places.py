@@ -16,7 +16,11 @@ from pardnn.backends.torch.arena import Arena, Layout
 from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.devices import strides_of
 from pardnn.backends.torch.ops.host_allocator import HEAP_GROWTH, SMALL_BYTES
-from pardnn.backends.torch.ops.out_forms import LEAST_BYTES, bind_into, may_have_place
+from pardnn.backends.torch.ops.out_forms import (
+    bind_into,
+    is_worth_a_place,
+    may_have_place,
+)
 from pardnn.backends.torch.runtime.memory.limits import ALLOWANCE_BYTES, choose_heap
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.graph.ir import Op
@@ -42,7 +46,9 @@ def choose_memory(
     graph = program.graph
     made = [(op, tensor) for op in graph.ops for tensor in op.outputs]
     may = has_places and device.type == "cpu"
-    arrive = {spec.tensor for spec in program.specs if spec.target == rank and _is_worth_it(spec)}
+    arrive = {
+        spec.tensor for spec in program.specs if spec.target == rank and _may_have_place(spec)
+    }
     movable = [
         number
         for number, (op, tensor) in enumerate(made)
@@ -108,5 +114,5 @@ def placed_arrival(
     return run
 
 
-def _is_worth_it(spec: MessageSpec) -> bool:
-    return spec.bytes >= LEAST_BYTES and not spec.misaligned_bytes
+def _may_have_place(spec: MessageSpec) -> bool:
+    return is_worth_a_place(spec.bytes) and not (spec.is_scalar or spec.misaligned_bytes)
