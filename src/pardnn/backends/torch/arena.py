@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     """What a rank's memory is chosen to be while one program runs.
 
     Attributes:
-        bytes: Of the arena.
+        bytes: The size of the arena.
         most_bytes: That it may have because another program needs more; None: any number.
         places: Tensors that have a place, each with its offset.
         made_bytes: Most bytes of all else that the step makes, live at once.

@@ -23,7 +23,7 @@ def rank_memory_bytes(num_ranks: int | None = None) -> int:
     That is all memory of a GPU, or an equal share of the host's for each of this machine's ranks.
 
     Args:
-        num_ranks: Of this machine; None for those of torchrun.
+        num_ranks: The number of ranks on this machine; None for torchrun's.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -39,7 +39,7 @@ def lightning_strategy(base: Any, step: Any) -> Any:
 
     Args:
         base: `SingleDeviceStrategy`.
-        step: From `parallelize`; its caller or Lightning saves what it does not reach.
+        step: The result of `parallelize`; its caller or Lightning saves what it does not reach.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
 

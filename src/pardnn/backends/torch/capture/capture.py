@@ -110,7 +110,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         step: The user's step; `step(*args)` runs forward, backward and update, and returns the
             loss. It is run three times over fake tensors, never over real ones.
         *args: Models, optimizers and an example batch, real tensors or fake ones.
-        name: Of the graph; the step's own name by default.
+        name: The name of the graph; the step's own name by default.
 
     Returns:
         A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
@@ -143,7 +143,7 @@ def capture_step(
     Args:
         step: The user's step.
         args: Its arguments.
-        name: Of the graph.
+        name: The name of the graph.
         whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
         must_train: Whether it must change a parameter; another path of the same step need not.
         has_loss: Whether it must return a loss; an evaluation need not.
@@ -181,7 +181,7 @@ class _Session:
     """One capture.
 
     Attributes:
-        traces: Of the step.
+        traces: The traces of the step.
         original: What the objects of the step held before the first trace.
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
@@ -281,7 +281,7 @@ class _Session:
         """Return the selection to try after a trace has failed.
 
         Args:
-            error: Of the trace; raised again if nothing is left to try.
+            error: The error of the trace; raised again if nothing is left to try.
             chosen: What it was made with.
             first: Trace of the first step.
         """
@@ -349,8 +349,8 @@ class _Session:
         """Return a trace as a graph; the objects of the step are as the trace left them.
 
         Args:
-            name: Of the graph.
-            trace: Of the step that repeats.
+            name: The name of the graph.
+            trace: The trace of the step that repeats.
             first: That of the first step; None of a first step that is a graph of its own.
             chosen: What it was made with.
             irregular: Why states have no first value, by name.
@@ -380,12 +380,12 @@ class _Session:
         """Reject a step whose next trace, with plain ints, differs, or whose first one does.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
             chosen: What it was made with.
             initial: First values of the states that the first step created, by name.
             constants: What that step made of constants, and keeps.
             settled: What the objects of the step held after the first step.
-            difference: From the first step.
+            difference: The difference from the first step.
         """
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)

@@ -90,7 +90,7 @@ def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
 
     Args:
         values: Values of an earlier trace.
-        calls: That trace.
+        calls: The calls of that trace.
 
     Returns:
         The results, fake tensors of the trace that is being made.
@@ -134,7 +134,7 @@ def producers_of(
     """Return all calls that values depend on.
 
     Args:
-        values: Of the trace.
+        values: The values of the trace.
         is_allowed: Whether a value may depend on a source.
 
     Returns:
@@ -202,7 +202,7 @@ def folded_result(
         args: Its positional arguments, values of the trace inside; it has no others.
         values: The values among them.
         calls: The trace so far.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
 
     Returns:
         Fake tensors, or the number that a query returns; None if it depends on data that may

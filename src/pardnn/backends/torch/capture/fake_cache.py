@@ -54,9 +54,10 @@ class Recipe(NamedTuple):
 
     Attributes:
         argument: Index among the call's tensors of the one that it views or is; -1 for none.
-        geometry: Of the new tensor or view; None if it is the argument itself, or plain.
-        device: Of the new tensor or view.
-        attributes: Of the fake tensor, such as its mode and device.
+        geometry: The geometry of the new tensor or view; None if it is the argument itself, or
+            plain.
+        device: The device of the new tensor or view.
+        attributes: The attributes of the fake tensor, such as its mode and device.
         plain: The output itself, if it is no tensor.
     """
 

@@ -47,7 +47,7 @@ def placeholder(
 
     Args:
         tensor: A live tensor.
-        mode: Of the fake.
+        mode: The mode of the fake tensor.
         whole: What the live tensor is a shard of; None if it is the whole.
 
     Raises:
@@ -115,7 +115,7 @@ def insert_placeholders(
     Args:
         objects: The object graph of the step.
         sources: Its sources; those that hold no tensor are left alone.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
         whole_of: Returns what a live tensor is a shard of.
 
     Returns:
@@ -155,7 +155,7 @@ def insert_gradient_placeholders(
     Args:
         gradients: Sources of the gradients.
         kept: The gradients themselves, by source name.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
         whole_of: Returns what a live tensor is a shard of.
 
     Returns:

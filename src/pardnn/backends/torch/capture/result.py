@@ -73,7 +73,7 @@ def recorded_result(
     """Record a copy of each tensor that a step returns besides its loss.
 
     Args:
-        tracer: Of the step, which has run.
+        tracer: The tracer of the step, which has run.
         result: What it returned.
         loss: The loss, part of it or not; None for an evaluation.
         held: Names of the step's own objects by id, see `objects_by_name`.
@@ -109,7 +109,7 @@ def structured(
         loss: The tensor of it that is the loss; None if none is to be told from others.
         kept: Called with each other tensor, and each number that only a run knows.
         held: Names of the step's own objects by id.
-        depth: Of containers around it.
+        depth: How many containers are around it.
     """
     if result is loss and loss is not None:
         return {"loss": True}

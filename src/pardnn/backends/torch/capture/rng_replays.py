@@ -39,7 +39,7 @@ class RngReplays:
         """Note a random call; set `replays` if its numbers have been drawn before.
 
         Args:
-            call: With its arguments, before it is recorded.
+            call: The call with its arguments, before it is recorded.
             device: Type of the device that it draws on.
             where: Its line, for the error.
 

@@ -53,7 +53,7 @@ def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Va
     computes of it.
 
     Args:
-        calls: Of a trace or more.
+        calls: The calls of one or more traces.
         hints: Numbers that do not depend on data.
     """
     found = dict(hints)
@@ -77,7 +77,7 @@ def _on_tensors(calls: Sequence[Call], hints: Mapping[Value, Any]) -> list[Call]
     """Return the calls but those of host scalars whose number is known, and what these alone read.
 
     Args:
-        calls: Of a trace.
+        calls: The calls of a trace.
         hints: Numbers of host scalars.
     """
     rest = [call for call in calls if not call.outputs or call.outputs[0] not in hints]
@@ -90,7 +90,7 @@ def is_part_of(calls: Sequence[Call], hints: Mapping[Value, Any], first: Sequenc
     """Whether the calls that take numbers are, in order, among those of a first step.
 
     Args:
-        calls: Of the step that repeats.
+        calls: The calls of the step that repeats.
         hints: Numbers of its host scalars.
         first: Calls of the first step, with plain numbers.
     """
@@ -109,8 +109,8 @@ def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value,
     """Return kind, arguments, results and content of a call, to compare it across traces.
 
     Args:
-        call: Of a trace.
-        positions: Of values in it; a missing one equals any other missing one.
+        call: A call of a trace.
+        positions: The positions of values in it; missing ones are equal to each other.
         hints: Numbers of its host scalars.
     """
     arguments = (

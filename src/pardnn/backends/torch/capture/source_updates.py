@@ -41,7 +41,7 @@ def source_updates(
     """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
-        trace: Of one step; copies are recorded in it.
+        trace: The trace of one step; copies are recorded in it.
         irregular: Names of states whose first value is no constant.
         is_opening: Whether the next step is another graph, which may read what this one does not.
 
@@ -155,8 +155,8 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
     No later call of this step reads what it leaves there; one that takes another path may.
 
     Args:
-        trace: Of the second run, which becomes the graph.
-        first: Of the first run.
+        trace: The trace of the second run, which becomes the graph.
+        first: That of the first run.
         graph: Made of the trace.
     """
     carried = {op.name for op in graph.ops}
@@ -197,7 +197,7 @@ def ordered_live_calls(
     """Return the live calls, ordered and named, sources first.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         loss: The value that is the loss; None of an evaluation.
         updated: Calls that outlive the step.
         irregular: Why states have no first value, by name.

@@ -118,7 +118,7 @@ def symbols_inserted(
     """Put a symbol in place of each number, a source of the trace, while the context is open.
 
     Args:
-        trace: Of the step that will run.
+        trace: The trace of the step that will run.
         numbers: Sources of the numbers.
         frozen: Names of those that stay numbers, for whose values alone the graph will hold.
     """

@@ -29,7 +29,7 @@ class Captured(NamedTuple):
     """A captured step.
 
     Attributes:
-        graph: Of the step.
+        graph: The graph of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
         made_anew: How the tensors are made that eager steps keep and the graph makes each time:
             `KeptTensors.origins`.
@@ -151,7 +151,7 @@ def graph_of(
     """Return named calls as a checked graph.
 
     Args:
-        name: Of the graph.
+        name: The name of the graph.
         calls: Live, ordered and named.
         loss: The value that is the loss; None of an evaluation.
         granted: What the graph takes for granted, the `arguments` of its loss op.

@@ -54,7 +54,7 @@ class Value:
         base: The input through which it shares its storage; None for the owner.
         kind: float, int or bool of a host scalar.
         device: Device type of a tensor.
-        name: In the graph; given at the end.
+        name: The name in the graph; given at the end.
         untouched: How many of its storage's written values are known not to overlap it.
     """
 
@@ -92,7 +92,7 @@ class Call:
         arguments: The `arguments` of a source op, which has no call.
         kept: Whether its output outlives the step, for the caller.
         within: Of a write, the `AliasTracker.caches` of which the functions run.
-        name: In the graph; given at the end, to sources at once.
+        name: The name in the graph; given at the end, to sources at once.
     """
 
     kind: str

@@ -92,8 +92,8 @@ def run_traced(
         step: The user's step.
         args: Its arguments, with placeholders in them.
         tracer: Records the calls.
-        mode: Of the fake tensors.
-        context: To run it in, a copy of this one.
+        mode: The mode of the fake tensors.
+        context: The context to run it in, a copy of this one.
 
     Raises:
         UnsupportedError: E801 to E804, if the step cannot be captured.
@@ -177,15 +177,15 @@ def run_noted(
     """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
 
     Args:
-        trace: Of the step, with its sources.
+        trace: The trace of the step, with its sources.
         step: The user's step.
         args: Its arguments, with placeholders and symbols in them.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
         recorders: Replace the objects that it only fills or writes to.
-        names: Of the placeholders by id.
+        names: The names of the placeholders by id.
         chosen: Which numbers are symbols.
         forms: Functions that run in normal form.
-        number: Of the trace, by which its clock is set; 0 for one that may be kept.
+        number: The number of the trace, by which its clock is set; 0 for one that may be kept.
 
     Raises:
         PardnnError: As `run_traced` does.

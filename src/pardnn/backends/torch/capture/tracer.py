@@ -60,7 +60,7 @@ class Tracer(TorchDispatchMode):
 
     Attributes:
         fake_mode: Mode of the fake tensors that the step computes with.
-        calls: In the order of execution, sources first.
+        calls: The calls in the order of execution, sources first.
         scalars: Its host scalars.
         aliases: Which value each tensor is.
         rng_replays: Finds the random calls that replay the numbers of an earlier one.

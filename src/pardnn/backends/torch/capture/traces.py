@@ -58,17 +58,17 @@ class Traces:
         step: The user's step.
         args: Its arguments; the items are replaced while tracing.
         batch: Indices of the arguments that are the batch.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
         fake_cache: Fake results that all traces share.
         whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
         recorders: Replace the objects that the step only fills or writes to.
         flags: Buffers that are treated as constants.
         checks: Known branches on data that only raise, of the first step and of the others.
-        caches: Of `functools`, in which a trace has left fake tensors.
+        caches: The caches of `functools`, in which a trace has left fake tensors.
         cached: How the tensors in them are made.
         held: Gradients that existed before the first trace, by name.
         carried: Those of them that the step reads: each call passes them on to the next.
-        number: Of the last trace.
+        number: The number of the last trace.
         forms: Functions that run in normal form.
     """
 

@@ -47,7 +47,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
 
     Args:
         program: What runs.
-        keys: Of `state_dict_keys`.
+        keys: The result of `state_dict_keys`.
         step: Steps that were trained.
 
     Raises:
@@ -111,7 +111,7 @@ def with_sums(
     """Yield tensors with the checksums of their pieces.
 
     Args:
-        tensors: Of `Contents`.
+        tensors: The tensors in `Contents`.
         sums: For each rank those of its file, in its order.
     """
     left = [iter(each) for each in sums]
@@ -140,7 +140,7 @@ def guard_spread_objects(spread: SpreadObjects, program: Program, binding: Bindi
     Args:
         spread: Keeps them.
         program: What runs.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
     """
     size = program.plan.num_devices
     whole = {
@@ -162,8 +162,8 @@ def state_dict_keys(
     """Return by source the entries of the models' state dicts that hold it.
 
     Args:
-        models: By name.
-        sources: Of the step.
+        models: The models by name.
+        sources: The sources of the step.
     """
     names = {id(source.get()): source.name for source in sources}
     found: dict[str, list[tuple[str, str]]] = {}

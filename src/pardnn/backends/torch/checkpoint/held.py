@@ -39,7 +39,7 @@ class HeldNumbers:
         """Return them as JSON types, by name, and those that a load has set for later graphs.
 
         Args:
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         now = {name: source.get() for name, source in self._places(self._before, binding).items()}
         return {name: encode(value, name) for name, value in now.items() if value is not None}
@@ -52,8 +52,8 @@ class HeldNumbers:
         changed it since.
 
         Args:
-            values: Of `values`, checked.
-            binding: Of the user's objects.
+            values: The result of `values`, checked.
+            binding: The binding of the user's objects.
         """
         places = self._places({**self._before, **values}, binding)
         for name, value in values.items():
@@ -70,9 +70,9 @@ class HeldNumbers:
         """Check that a checkpoint has all counted numbers, and the objects places for the others.
 
         Args:
-            values: Of the checkpoint.
+            values: The values of the checkpoint.
             objects: Its values of optimizers and schedulers, which hold numbers, too.
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
             what: Names the checkpoint.
             left: Places of other values that it puts into the objects, see `left`.
 

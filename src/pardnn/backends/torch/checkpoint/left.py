@@ -49,7 +49,7 @@ class LeftValues:
         """Return them as JSON types, by place as JSON.
 
         Args:
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         if not (places := self._places()):
             return {}
@@ -66,8 +66,8 @@ class LeftValues:
         """Put the values of a checkpoint into their places, outer containers first.
 
         Args:
-            values: Of `values`.
-            binding: Of the user's objects.
+            values: The result of `values`.
+            binding: The binding of the user's objects.
         """
         self._loaded |= dict.fromkeys(values)
         for place in sorted(values, key=len):
@@ -88,8 +88,8 @@ def makes(values: Mapping[str, Any], name: str) -> bool:
     """Whether a number is in one of the containers that a checkpoint puts into the objects.
 
     Args:
-        values: Of `LeftValues.values`.
-        name: Of the number.
+        values: The result of `LeftValues.values`.
+        name: The name of the number.
     """
     places = (place for place, value in values.items() if not _is_object(value))
     return any(name.startswith(f"{_name(json.loads(place))}.") for place in places)

@@ -44,10 +44,10 @@ def agreed_manifest(
     """Return the directory of a step and its manifest, the same on all ranks.
 
     Args:
-        root: Of the run.
+        root: The root of the run.
         step: Number of trained steps; None for the latest.
         world: This rank's connections.
-        phases: Of this load.
+        phases: The phases of this load.
         check: Raises unless a manifest fits; also takes the name of the checkpoint.
 
     Raises:
@@ -82,10 +82,10 @@ def check_tensors(
 
     Args:
         program: What runs.
-        manifest: Of the checkpoint.
+        manifest: The manifest of the checkpoint.
         what: Names the checkpoint.
         unread: States that no graph reads: a checkpoint may have others; None: it must not.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
 
     Returns:
         The names of the states that no graph reads and that have a place.
@@ -144,8 +144,8 @@ def fill(
         program: What runs.
         rank: This rank.
         live: Its live values, by the names of the planned graph.
-        directory: Of the step.
-        manifest: Of the step.
+        directory: The directory of the step.
+        manifest: The manifest of the step.
         tick: Called now and then.
 
     Raises:
@@ -183,9 +183,9 @@ class _Wanted(NamedTuple):
 
     Attributes:
         tensor: Saved, whole.
-        piece: Of it.
+        piece: A piece of it.
         value: The resident.
-        box: Of the whole tensor: what the resident holds.
+        box: The box of the whole tensor: what the resident holds.
     """
 
     tensor: SavedTensor
@@ -216,9 +216,9 @@ def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> 
 
     Args:
         value: The box; written.
-        box: Of the whole tensor.
+        box: The box of the whole tensor.
         rows: Read from a file.
-        dtype: Of the rows.
+        dtype: The dtype of the rows.
     """
     common = intersection(rows.box, box)
     if common is None or not len(rows.data):

@@ -111,7 +111,7 @@ def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str,
 
     Args:
         stateful: The step's models, optimizers, schedulers and scalers.
-        sources: Of the step: they name the parameters.
+        sources: The sources of the step: they name the parameters.
 
     Raises:
         UnsupportedError: E824, if one has a value that a checkpoint cannot hold.
@@ -169,7 +169,7 @@ def set_values(
     """Give optimizers, schedulers and scalers the values of a checkpoint, in their own objects.
 
     Args:
-        values: Of `values_of`.
+        values: The result of `values_of`.
         stateful: As for `values_of`.
         sources: As for `values_of`.
     """
@@ -206,7 +206,7 @@ def check_values(
     """Check that a checkpoint is of the same optimizers, before anything of it is loaded.
 
     Args:
-        values: Of the checkpoint.
+        values: The values of the checkpoint.
         stateful: The step's own objects.
         what: Names the checkpoint.
         unread: Names of its states that no graph of the step reads so far.

@@ -29,7 +29,7 @@ class Snapshot:
 
     Attributes:
         root: Directory of the run.
-        contents: Of all ranks.
+        contents: The contents of all ranks.
         values: This rank's live values or copies of them, by the names of `contents`.
         manifest: Without tensors: the same on all ranks but for random states.
         random: Checksum of the random state that must be the same on all ranks; None if no op
@@ -49,7 +49,7 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
     """Write a checkpoint and return when it is durable; all ranks take part.
 
     Args:
-        snapshot: Of this rank.
+        snapshot: The snapshot of this rank.
         world: This rank's connections.
         lock: Rank 0's, of the directory.
         key: Used once; the same on all ranks.
@@ -138,7 +138,7 @@ def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Sn
     """Return a snapshot of copies on the host, which no step changes; None if there is no room.
 
     Args:
-        snapshot: Of this rank.
+        snapshot: The snapshot of this rank.
         held: Largest number of bytes that this rank holds in a step.
         limit: Bytes that it may hold; None without limit.
         world: This rank's connections.

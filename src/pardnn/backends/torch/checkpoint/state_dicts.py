@@ -36,10 +36,10 @@ def export(
     """Write whole tensors into one file, some rows at a time; all ranks take part.
 
     Args:
-        path: Of the file; an old one is replaced once the new one is complete.
-        tensors: To write.
+        path: The path of the file; an old one is replaced once the new one is complete.
+        tensors: The tensors to write.
         exchange: Gathers them.
-        phases: Of this export.
+        phases: The phases of this export.
         rank: This rank; rank 0 writes.
 
     Raises:
@@ -79,9 +79,9 @@ def gathered_state_dicts(
     """Return the state dict of each model, optimizer, scheduler and scaler by name, on rank 0.
 
     Args:
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         exchange: Gathers their tensors.
-        names: Of all parameters, buffers and states.
+        names: The names of all parameters, buffers and states.
         rank: This rank.
 
     Returns:
@@ -127,8 +127,8 @@ def _optimizer_sources(
 
     Args:
         optimizer: The user's.
-        binding: Of the user's objects.
-        names: Of all parameters, buffers and states.
+        binding: The binding of the user's objects.
+        names: The names of all parameters, buffers and states.
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     indices = {id(optimizer.state[p]): i for i, p in enumerate(held) if p in optimizer.state}
@@ -153,10 +153,10 @@ def scatter_state_dicts(
 
     Args:
         state: As for `given_tensors`; that of rank 0 counts.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         exchange: Scatters their tensors.
         known: Parameters, buffers and states of the step.
-        phases: Of this load.
+        phases: The phases of this load.
         rank: This rank.
 
     Raises:
@@ -185,7 +185,7 @@ def given_tensors(
 
     Args:
         state: As `gathered_state_dicts` returns it; objects that it leaves out stay as they are.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         tensors: Shape and dtype of every parameter, buffer and state.
 
     Raises:
@@ -281,7 +281,7 @@ def given_values(state: Mapping[str, Any], binding: Binding) -> dict[str, Any]:
 
     Args:
         state: As for `given_tensors`.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
     """
     found: dict[str, Any] = {}
     for entry in binding.stateful():

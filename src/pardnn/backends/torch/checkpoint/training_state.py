@@ -72,7 +72,7 @@ class TrainingState:
     Args:
         program: What runs.
         world: This rank's connections.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         live: This rank's live values, by the names of the planned graph.
         spread: The user's objects that refuse to be read.
         key: Distinguishes this step's exchanges from those of others on the same ranks.

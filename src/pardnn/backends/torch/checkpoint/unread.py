@@ -57,9 +57,9 @@ class UnreadState:
         """Make room for the states of a checkpoint, and drop those of an earlier one that it lacks.
 
         Args:
-            manifest: Of the checkpoint, checked.
+            manifest: The manifest of the checkpoint, checked.
             program: What runs.
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         saved = [tensor for tensor in manifest.tensors if tensor.name not in program.state]
         for name in self._sources.keys() - {tensor.name for tensor in saved}:
@@ -83,7 +83,7 @@ class UnreadState:
 
         Args:
             program: What runs.
-            binding: Of its sources; it gets those of the rest.
+            binding: The binding of its sources; it gets those of the rest.
             live: This rank's live values, by the names of the planned graph.
         """
         if not self._sources:
@@ -113,8 +113,8 @@ def owners_of(saved: Iterable[SavedTensor], binding: Binding) -> dict[str, State
     """Return what states of a checkpoint belong to, by name; states without an owner are left out.
 
     Args:
-        saved: Of the checkpoint.
-        binding: Of the user's objects.
+        saved: What the checkpoint holds.
+        binding: The binding of the user's objects.
     """
     states = {tensor.name: tensor for tensor in saved if tensor.kind == "state"}
     parameters = {s.name: s.get() for s in binding.sources.values() if s.kind == "parameter"}

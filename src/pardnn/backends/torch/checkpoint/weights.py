@@ -24,8 +24,8 @@ class LoadedKeys(NamedTuple):
     """Keys that only weight files or only models have, as torch's `load_state_dict` returns them.
 
     Attributes:
-        missing_keys: Of the models' state dicts; the files lack them.
-        unexpected_keys: Of the files; the models lack them.
+        missing_keys: Keys of the models' state dicts that the files lack.
+        unexpected_keys: Keys of the files that the models lack.
     """
 
     missing_keys: list[str]
@@ -39,7 +39,7 @@ class Models(NamedTuple):
         program: What runs.
         rank: This rank.
         live: Its live values, by the names of the planned graph.
-        sources: Of the step, by name.
+        sources: The sources of the step, by name.
     """
 
     program: Program
@@ -77,8 +77,8 @@ def agreed(
     """Return what all ranks have to read, after each has looked at the files.
 
     Args:
-        phases: Of this load.
-        path: Of the files.
+        phases: The phases of this load.
+        path: The path of the files.
         into: What is read into.
         keys: Returns those of `model_keys`.
         strict: Refuse missing and unexpected keys.
@@ -107,7 +107,7 @@ def matched(
 
     Args:
         weights: The files.
-        keys: Of `model_keys`.
+        keys: The result of `model_keys`.
         into: What is read into.
         strict: Refuse missing and unexpected keys.
 
@@ -177,7 +177,7 @@ def read_into(
 
     Args:
         into: What is read into.
-        tensors: Of `agreed`.
+        tensors: The result of `agreed`.
         tick: Called now and then.
         is_new: No step has run: states that start as copies of parameters are copies of these.
 

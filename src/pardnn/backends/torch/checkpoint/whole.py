@@ -42,7 +42,7 @@ class Exchange:
         """Return a parameter, buffer or state whole, on the host of rank 0; None elsewhere.
 
         Args:
-            name: Of its source.
+            name: The name of its source.
         """
         shape, dtype = self._kind(name)
         whole = torch.empty(shape, dtype=dtype) if self._world.rank == 0 else None
@@ -53,7 +53,7 @@ class Exchange:
         """Yield the same, `CHUNK_BYTES` or one row at a time; None on ranks other than 0.
 
         Args:
-            name: Of its source.
+            name: The name of its source.
             rooms: On rank 0, buffers for the rows, used in turn; enlarged if needed.
         """
         shape, dtype = self._kind(name)
@@ -77,7 +77,7 @@ class Exchange:
         """Copy a whole tensor of rank 0 into every shard of it.
 
         Args:
-            name: Of its source.
+            name: The name of its source.
             whole: On rank 0; of its shape and type.
         """
         self._move(name, whole_box(self._kind(name)[0]), whole, gather=False)

@@ -41,8 +41,8 @@ class CallWriter:
     """Writes the calls of one program.
 
     Args:
-        names: Of its variables.
-        tensors: Of the planned graph, by name.
+        names: The names of its variables.
+        tensors: The tensors of the planned graph, by name.
     """
 
     def __init__(self, names: Identifiers, tensors: dict[str, Tensor]) -> None:
@@ -107,9 +107,9 @@ class CallWriter:
         """Return the statement that makes a tensor with any content.
 
         Args:
-            variable: That it is put in.
-            shape: Of the tensor.
-            strides: In elements.
+            variable: The variable into which it is put.
+            shape: The shape of the tensor.
+            strides: The strides in elements.
             dtype: Refused if it is not a torch type.
         """
         if not isinstance(dtype, torch.dtype):
@@ -122,9 +122,9 @@ class CallWriter:
         """Return the statement that makes the tensor that an op fills.
 
         Args:
-            variable: That it is put in.
-            tensor: Of the graph.
-            shape: Of the tensor.
+            variable: The variable into which it is put.
+            tensor: A tensor of the graph.
+            shape: The shape of the tensor.
         """
         dtype = getattr(torch, tensor.dtype or "float32", None)
         return self.empty(variable, shape, tensor.strides or contiguous_strides(shape), dtype)
@@ -216,11 +216,11 @@ def _call(
     """Return what stands before the arguments, these, what stands behind, and the schema's results.
 
     Args:
-        op: That makes the call, for messages.
-        kind: Of the call.
+        op: The op that makes the call, for messages.
+        kind: The kind of the call.
         args: Decoded.
         kwargs: Decoded.
-        names: Of the variables.
+        names: The names of the variables.
     """
     schema = find_call(kind)._schema
     unknown = kwargs.keys() - {each.name for each in schema.arguments}

@@ -22,10 +22,10 @@ def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int], ahea
     """Begin to send a tensor to another rank, which expects it with these strides.
 
     Args:
-        number: Of the message.
+        number: The number of the message.
         value: Must not change before `wait(number)`.
         to: The rank.
-        strides: In elements, as they were captured.
+        strides: The strides in elements, as they were captured.
         ahead: Bytes of its storage that are sent before its first element, which is not aligned.
     """
     if not has_strides(value, tuple(strides)):
@@ -39,7 +39,7 @@ def receive(number: int, into: torch.Tensor, source: int, ahead: int = 0) -> Non
     """Begin to receive a tensor from another rank.
 
     Args:
-        number: Of the message.
+        number: The number of the message.
         into: Its destination, which is valid after `wait(number)`.
         source: The rank.
         ahead: See `send`.

@@ -278,7 +278,7 @@ def rank_code(program: Program, rank: int) -> str:
 
     Args:
         program: A proven plan, lowered.
-        rank: Of the device.
+        rank: The rank of the device.
     """
     lines = [f"    {line}".rstrip() for line in _Writer(program, rank).body()]
     body = "\n".join(lines) + "\n"

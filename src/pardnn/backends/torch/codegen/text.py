@@ -60,8 +60,8 @@ def tokens(value: Any, names: Identifiers) -> list[str]:
     """Return a decoded argument as Python, in parts between which a line may break.
 
     Args:
-        value: Of `ops.codec.decode`, or a tuple of such.
-        names: Of the variables.
+        value: A value from `ops.codec.decode`, or a tuple of such values.
+        names: The names of the variables.
 
     Raises:
         FileError: E402, if it has no literal.
@@ -124,9 +124,9 @@ def box_text(variable: str, box: Sequence[Sequence[int]], shape: Sequence[int]) 
     """Return the view of a box of a tensor, as `partition_ops.box_view` makes it.
 
     Args:
-        variable: Of the tensor.
+        variable: The variable of the tensor.
         box: First and last index per dim, the last exclusive.
-        shape: Of the tensor.
+        shape: The shape of the tensor.
     """
     cuts = [
         ":" if low == 0 and high == size else f"{int(low)}:{int(high)}"

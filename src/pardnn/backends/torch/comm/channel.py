@@ -131,7 +131,7 @@ class Channel:
 
         Args:
             spec: The message.
-            value: As the spec says.
+            value: The value that the spec describes.
             memory: Its bytes, if they are on the host and it is known to match the spec.
 
         Raises:

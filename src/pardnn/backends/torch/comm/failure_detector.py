@@ -219,7 +219,7 @@ def hung_rank(start: int, states: dict[int, State]) -> int:
 
     Args:
         start: Rank that timed out.
-        states: Of the ranks that answered, by rank.
+        states: The states of the ranks that answered, by rank.
     """
     seen: list[int] = []
     rank = start

@@ -59,8 +59,8 @@ def folder_named(name: str) -> Path | None:
     """Return the folder of this name that another rank has made; None if there is none.
 
     Args:
-        name: From the store, which may be open to others: it only leads to a folder of records of
-            this user.
+        name: A name from the store, which may be open to others: it only leads to a folder of
+            records of this user.
     """
     return next((folder for folder in _own_folders() if folder.name == name), None)
 
@@ -87,7 +87,7 @@ class FlightRecord:
     """One rank's record.
 
     Args:
-        folder: Of the run.
+        folder: The folder of the run.
         rank: Whose it is.
         pid: Its process id; None takes this process's.
     """

@@ -51,10 +51,10 @@ def make_facts(
     """Return what one rank is about to run, as JSON types.
 
     Args:
-        graph: Of the whole step.
-        plan: For that graph.
-        specs: Of all messages, in their global order.
-        actions: Of this rank.
+        graph: The graph of the whole step.
+        plan: The plan for that graph.
+        specs: The specs of all messages, in their global order.
+        actions: The actions of this rank.
         size: Number of ranks.
     """
     return {
@@ -103,7 +103,7 @@ def wait_for(
 
     Args:
         store: Shared by all ranks.
-        keys: To wait for.
+        keys: The keys to wait for.
         writers: For each key, the rank that writes it.
         watch: Ends a wait that is in vain.
         doing: What for, for people: "before the first step", "while saving step 12".

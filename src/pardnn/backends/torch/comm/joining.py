@@ -72,7 +72,7 @@ def join(
     """Connect to the other ranks: over the user's process group, or one made from the environment.
 
     Args:
-        device: Of this rank.
+        device: The device of this rank.
         timeout_s: Longest wait for one message, seconds.
         meeting: File of the store by which ranks of one machine meet, in a private folder; None
             takes the one at `MASTER_ADDR`.

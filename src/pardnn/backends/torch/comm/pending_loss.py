@@ -123,7 +123,7 @@ def post_loss(world: World, specs: Sequence[MessageSpec], loss: Any) -> Any:
 
     Args:
         world: This rank's connections; several ranks.
-        specs: Of the messages that bring it to every other rank.
+        specs: The specs of the messages that bring it to every other rank.
         loss: On the rank that computed it; None elsewhere.
     """
     channel, rank = world.channel, world.rank

@@ -50,7 +50,7 @@ class SignedStore:
 
     Args:
         plain: The store.
-        secret: Of the run.
+        secret: The secret of the run.
     """
 
     def __init__(self, plain: dist.Store, secret: bytes) -> None:
@@ -88,7 +88,7 @@ class SignedStore:
         """Set a value if there is none; return the one in the store.
 
         Args:
-            key: Of the value.
+            key: The key of the value.
             expected: Empty: that there is none.
             desired: The value.
 
@@ -123,7 +123,7 @@ def prove_links(group: dist.ProcessGroup, rank: int, size: int) -> None:
     """Let any two ranks prove to each other, over gloo, that they have the run's secret.
 
     Args:
-        group: Of CPU tensors.
+        group: A process group for CPU tensors.
         rank: This rank.
         size: Number of ranks.
 

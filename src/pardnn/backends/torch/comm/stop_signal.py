@@ -51,7 +51,7 @@ class StopSignal:
     Attributes:
         on_signal: As given.
         is_set: Whether ranks have to stop, from the last call on; the same on all ranks.
-        name: Of the signal that came first, once `is_set`.
+        name: The name of the signal that came first, once `is_set`.
 
     Raises:
         UsageError: E201, if `on_signal` is something else, or this is not the main thread.

@@ -100,7 +100,7 @@ class LocalLinks:
         """Move messages until this one has left or arrived.
 
         Args:
-            transfer: Of `send` or `receive`.
+            transfer: The result of `send` or `receive`.
             timeout_s: Longest wait, seconds.
 
         Raises:

@@ -39,10 +39,10 @@ class MessageSpec(NamedTuple):
         bytes: Size of the payload.
         dtype: Name of the element type, or of the host scalar's type.
         shape: Size of each dim.
-        strides: Of the tensor that arrives, in elements.
+        strides: The strides of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
-        misaligned_bytes: Of the payload, before its first element: see `Tensor.misaligned_bytes`.
+        misaligned_bytes: The payload's, before its first element: see `Tensor.misaligned_bytes`.
     """
 
     number: int
@@ -80,7 +80,7 @@ def message_specs(
 
     Args:
         graph: The planned graph.
-        messages: In their global order.
+        messages: The messages in their global order.
         consumers: The first consumer of each message on its receiver, by name.
 
     Raises:
@@ -165,7 +165,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     Args:
         spec: The message.
         value: A tensor, or a Python number for a host scalar.
-        device: Of the payload of a host scalar.
+        device: The device of the payload of a host scalar.
 
     Raises:
         RankError: E604, if shape, type or strides of `value` are not those of the spec.
@@ -203,7 +203,7 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
 
     Args:
         value: A tensor; anything else, or one of another number of dims, is returned as it is.
-        strides: In elements; repeated elements are written once.
+        strides: The strides in elements; repeated elements are written once.
     """
     if not isinstance(value, torch.Tensor) or value.dim() != len(strides):
         return value

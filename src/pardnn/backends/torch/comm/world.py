@@ -150,7 +150,7 @@ class World:
 
         Args:
             key: Used once.
-            data: Of this rank, JSON types.
+            data: The data of this rank, JSON types.
             doing: See `handshake.wait_for`.
             progress: See `handshake.Watch`.
 
@@ -176,7 +176,7 @@ class World:
         """Wait until all keys are in the store; see `handshake.wait_for`.
 
         Args:
-            keys: To wait for.
+            keys: The keys to wait for.
             writers: For each key, the rank that writes it.
             doing: What for, for people.
             timeout_s: Longest wait, seconds; None takes this rank's.

@@ -57,7 +57,7 @@ class Chain:
         events: Their indices in the recording, in order.
         calls: The same; the first fills.
         whole: The tensor that the last one leaves.
-        shards: Of it: position in the results, box, strides.
+        shards: Its shards: position in the results, box, strides.
     """
 
     events: tuple[int, ...]
@@ -104,8 +104,8 @@ def _events(
     """Return the calls on a storage and on those that it was converted from; none if others do too.
 
     Args:
-        recording: Of the factory.
-        calls: By storage, those of the slice.
+        recording: The recording of the factory.
+        calls: The calls of the slice, by storage.
         storage: Wanted.
         wanted: A storage of these is not given up for what it is converted to.
     """
@@ -171,7 +171,7 @@ def made_in_blocks(
     """Yield the shards of a chain, with their positions in the results.
 
     Args:
-        chain: To run.
+        chain: The chain to run.
         run_call: Runs a call on a given tensor instead of its own, and returns its result.
         skip: Moves a generator, of this number, past draws.
     """
@@ -231,7 +231,7 @@ def _run_on_block(
     """Run a call of a chain on a block and return the block after it.
 
     Args:
-        call: To run.
+        call: The call to run.
         value: The block.
         start: Its first element in the whole tensor.
         run_call: As for `made_in_blocks`.

@@ -120,7 +120,7 @@ def recording_for(
 
     Args:
         read: Names of the sources of the graph.
-        recording: Of `recording_of`, with the same step and arguments.
+        recording: The result of `recording_of` for the same step and arguments.
         step: The user's step.
         args: Its arguments.
 

@@ -168,8 +168,8 @@ def replay(
     the wanted storages, plus what computing the largest of them takes.
 
     Args:
-        recording: From `record` or `build`. One from `build` is used up: tensors that are not
-            wanted lose their storage.
+        recording: The result of `record` or `build`. One from `build` is used up: tensors that are
+            not wanted lose their storage.
         tensors: Tensors of the factory's result.
         shards: Box and strides of the shard wanted of each, None for all of it. A shard has its own
             storage, and the whole tensor is freed once it is complete.
@@ -199,7 +199,7 @@ def largest_made_whole(
     Args:
         recording: As for `replay`, and so are the others.
         tensors: Wanted.
-        shards: Of each.
+        shards: The shards of each.
     """
     if isinstance(recording, Built):
         return None

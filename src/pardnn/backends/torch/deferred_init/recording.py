@@ -136,7 +136,7 @@ def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int
     Args:
         recording: Gets the storage.
         storage: Fake or real.
-        number: Of an equivalent storage; -1 for the next free number.
+        number: The number of an equivalent storage; -1 for the next free number.
     """
     number = len(recording.kept) if number < 0 else number
     recording.storages[storage._cdata] = number

@@ -112,7 +112,7 @@ def execute(
     """Return real tensors for recorded ones, bit for bit as the factory would compute them.
 
     Args:
-        recording: Of the factory.
+        recording: The recording of the factory.
         refs: The tensors wanted.
         shards: The shard wanted of each; None for all of it.
         keep_generators: Leave the generators as they are, instead of where the factory would.

@@ -31,7 +31,7 @@ def compared_state(
     Args:
         step: The step, after its last call.
         args: Its arguments.
-        root: Of the checkpoint; absent if none was written.
+        root: The root of the checkpoint; absent if none was written.
 
     Returns:
         Tensors compared, how many differ in some bit, the largest difference relative to the

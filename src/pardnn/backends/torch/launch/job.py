@@ -45,7 +45,7 @@ class Job:
         device: "cpu" or "cuda".
         limits: Bytes that each rank may hold; None without limit.
         batch_size: Given to FUNCTION, if not None.
-        seed: Of random numbers that FUNCTION does not seed.
+        seed: The seed for random numbers that FUNCTION does not seed.
         parent: Id of the process that started the run.
         saving: Its checkpoints; None without.
         on_signal: See `StopSignal`; None ends at once.
@@ -137,7 +137,7 @@ def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> No
     """Write a result file in one piece.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
         rank: Whose result it is; `REFERENCE` for the reference's.
         result: JSON types; `{"error": ...}` of a process that failed.
     """

@@ -61,7 +61,7 @@ def run_processes(
     """Run all ranks to their end; return how failed ranks ended, by rank.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
         job: What to do.
         records: Folder of their flight records; None lets ranks choose one.
         progress: Called with what happens next, in a few words.
@@ -173,8 +173,8 @@ def _is_error_seen(directory: Path, num_ranks: int, most_s: float, done: threadi
     """Wait until a rank has written an error, or all is done; tell which.
 
     Args:
-        directory: Of the run.
-        num_ranks: Of the run.
+        directory: The directory of the run.
+        num_ranks: The number of ranks of the run.
         most_s: After so long a rank that is stopped gets an error.
         done: Is set at the end of the run.
     """

@@ -64,7 +64,7 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     """Run one rank and return its result; in the end its memory limit is lifted, even on error.
 
     Args:
-        directory: Of the run, with graph and plan.
+        directory: The directory of the run, with graph and plan.
         job: What to do.
         rank: This rank.
 
@@ -200,7 +200,7 @@ def _steps(
         job: Says how long, and what to save.
         executor: Runs the steps.
         state: Is saved.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         batch: The tensors of the example batch by name.
         stop: Heeds signals; None does not.
         tell_step: Lets the launcher know; None does not.

@@ -35,7 +35,7 @@ def run_reference(job: Job, directory: Path) -> dict[str, Any]:
 
     Args:
         job: What ranks have done.
-        directory: Of the run.
+        directory: The directory of the run.
 
     Raises:
         UserCodeError: The user's file ended the program.

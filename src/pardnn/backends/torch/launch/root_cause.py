@@ -37,8 +37,8 @@ def root_cause(
     """Return the error to raise for a run that failed.
 
     Args:
-        directory: Of the run.
-        job: Of the run.
+        directory: The directory of the run.
+        job: The run's job.
         failures: How ranks ended that did not end with status 0.
         records: Folder of the flight records; each rank that wrote none gets one.
     """
@@ -70,7 +70,7 @@ def _failed(
 
     Args:
         root: The error.
-        errors: Of each rank that told one.
+        errors: The error of each rank that reported one.
         missed: The rank that others have waited for in vain.
         failures: As for `root_cause`.
     """
@@ -135,7 +135,7 @@ def _users_place(path: Path) -> str:
     """Return the `file:line` of the user's code in which a process was; nothing if it is unknown.
 
     Args:
-        path: Of the stacks that it left, the main thread last.
+        path: The file of the stacks that it left, the main thread last.
     """
     if not path.exists():
         return ""

@@ -117,7 +117,7 @@ def main(directory: Path, rank: int | str) -> int:
     """Run a rank or the reference, write its result file, and return the exit status.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
         rank: This rank, or `REFERENCE`.
     """
     try:

@@ -324,7 +324,7 @@ def draw_arguments(
 
     Args:
         op: The draw.
-        arguments: Of the draw.
+        arguments: The arguments of the draw.
         ones: Gets the tensors of ones, see `partition_ops.name_ones`.
 
     Raises:

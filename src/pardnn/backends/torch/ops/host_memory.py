@@ -23,8 +23,8 @@ def host_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor in the memory of a device's host, of a graph tensor's shape and type.
 
     Args:
-        tensor: Of at least one byte. The values are not set.
-        device: Of the rank.
+        tensor: A tensor of at least one byte. The values are not set.
+        device: The device of the rank.
     """
     dtype = getattr(torch, tensor.dtype or "float32")
     if device.type != "cpu":
@@ -65,7 +65,7 @@ def new_state(op: Op, device: torch.device, fill: Any) -> torch.Tensor:
 
     Args:
         op: The source.
-        device: Of the rank.
+        device: The device of the rank.
         fill: The number in each element.
     """
     (output,) = op.outputs

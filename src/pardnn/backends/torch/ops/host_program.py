@@ -54,7 +54,7 @@ class HostProgram:
 
     Attributes:
         rows: Function and operands; row k has the name "#k".
-        conditions: In the order in which the step asked for them.
+        conditions: The conditions in the order in which the step asked for them.
         writes: What the step writes: the name of a number of the user's objects, and an operand.
         initial: First values of numbers that the first step creates, by name.
         inputs: Names of the numbers that the program reads.

@@ -124,7 +124,7 @@ class ScalarRecorder(Protocol):
         """Return the number behind `node`, which Python needs, and guard what it needs of it.
 
         Args:
-            node: Of the number.
+            node: The node of the number.
             is_truth: Whether Python only needs to know if it is true.
 
         Raises:
@@ -379,7 +379,7 @@ def tested_input(node: HostNode, *, is_truth: bool) -> HostNode | None:
     """Return the input that a node is, or that it compares with zero; None if it does more.
 
     Args:
-        node: Of the number that Python needs.
+        node: The node of the number that Python needs.
         is_truth: Whether Python only needs to know if it is true.
     """
     if node.function is None:

@@ -49,7 +49,7 @@ def workspace(kind: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]
     """Return the bytes that a call holds, while it runs, besides its outputs.
 
     Args:
-        kind: Of the call.
+        kind: The kind of the call.
         inputs: Shape, strides, storage offset (elements) and dtype of each input tensor.
         outputs: Likewise.
     """

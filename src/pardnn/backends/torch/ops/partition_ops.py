@@ -54,7 +54,7 @@ def box_copy(
     Args:
         value: The whole tensor.
         box: First and last index per dim, the last exclusive.
-        strides: Of the result, elements; contiguous if None.
+        strides: The strides of the result, in elements; contiguous if None.
     """
     view = box_view(value.detach(), box)
     strides = tuple(strides) if strides is not None else contiguous_strides(view.shape)
@@ -68,7 +68,7 @@ def bind_partition_op(op: Op, args: Sequence[Any], device: torch.device) -> Resu
     Args:
         op: The op.
         args: Its decoded arguments; references for tensors.
-        device: Of new tensors.
+        device: The device of new tensors.
 
     Returns:
         A function of the environment that returns the op's result.
@@ -177,7 +177,7 @@ def concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
     """Return the dim along which boxes concatenate to the whole; None if there is none.
 
     Args:
-        shape: Of the whole.
+        shape: The shape of the whole tensor.
         boxes: First and last index per dim, the last exclusive.
     """
     for dim, extent in enumerate(shape):
@@ -280,7 +280,7 @@ def keep_boxes(
         call: The call.
         boxes: For each result, the box to keep; None for a result that no op reads.
         ones: Shape, strides and dtype of the tensors of ones among its arguments, by name.
-        device: Of the tensors of ones.
+        device: The device of the tensors of ones.
         flat: Flattens the result of a call.
     """
 

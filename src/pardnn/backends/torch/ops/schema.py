@@ -155,7 +155,7 @@ def written_names(sig: Signature, args: tuple[Any, ...], kwargs: dict[str, Any])
     gradient scaler passes (`ATen/native/cuda/fused_adam_utils.cuh`, `native/cpu/Fused*Kernel.cpp`).
 
     Args:
-        sig: Of its op.
+        sig: The signature of its op.
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
@@ -292,7 +292,7 @@ def split_call(
     """Split a call on lists into calls on lists of length one, which give the same bits.
 
     Args:
-        sig: Of its op.
+        sig: The signature of its op.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
@@ -323,7 +323,7 @@ def written_tensors(
     """Return the tensors among the arguments that are changed in place, in schema order.
 
     Args:
-        sig: Of the op.
+        sig: The signature of the op.
         writes: Names of the arguments that are changed.
         args: Positional arguments.
         kwargs: Keyword arguments.

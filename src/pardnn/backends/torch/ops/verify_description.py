@@ -110,9 +110,9 @@ def sample_values(
     """Return random values for the tensors and host scalars of a call.
 
     Args:
-        shapes: By name.
-        dtypes: By name; "host.int" and the like for host scalars.
-        seed: Of the draw.
+        shapes: The shapes by name.
+        dtypes: Dtypes by name; "host.int" and the like for host scalars.
+        seed: The seed of the draw.
         double: Whether floats are in double precision, whatever their dtype.
 
     Returns:

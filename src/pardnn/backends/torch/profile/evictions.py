@@ -39,7 +39,7 @@ def visits(ops: Sequence[Op], budget: int) -> list[Visit]:
     """Return what to keep of a run of ops, so that no more than `budget` bytes are held.
 
     Args:
-        ops: In the order of the run. Sources take no memory: their values are synthetic.
+        ops: The ops in the order of the run. Sources take no memory: their values are synthetic.
         budget: Bytes of storages.
     """
     held = _Held(ops, budget)

@@ -75,7 +75,7 @@ def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> Lin
 
     Args:
         timeout_s: After which the ranks are given up, seconds.
-        folder: Of the cost cache; the user's if absent.
+        folder: The folder of the cost cache; the user's if absent.
 
     Raises:
         RankError: E601, if a rank fails.

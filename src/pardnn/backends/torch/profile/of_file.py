@@ -68,10 +68,10 @@ def profile_file(
     """Time the calls of a graph that was read from a file; see `profile_graph`.
 
     Args:
-        graph: Of the file.
+        graph: The graph in the file.
         device: Where to run the calls.
         allowed: Kinds of calls that may run; the others are estimated.
-        threads: That an op may use on a CPU.
+        threads: How many threads an op may use on a CPU.
         memory: Bytes of tensors that it may take; None: what the device has free.
         budget_seconds: After which each remaining call is estimated.
         keeps_freed: See `profile_graph`.
@@ -134,8 +134,8 @@ class Allowed:
     """Which ops may run: of the listed kinds, with the results that the graph declares.
 
     Args:
-        kinds: That may run.
-        tensors: Of the graph, by name.
+        kinds: The kinds that may run.
+        tensors: The tensors of the graph, by name.
     """
 
     def __init__(self, kinds: Collection[str], tensors: Mapping[str, Tensor]) -> None:
@@ -198,7 +198,7 @@ def main(folder: Path) -> None:
     """Measure as the child, and print the answer as one JSON object.
 
     Args:
-        folder: With the graph and the request.
+        folder: The folder with the graph and the request.
     """
     request = json.loads((folder / _REQUEST).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -110,8 +110,9 @@ def profile_graph(
         graph: A captured graph.
         device: Where to run the calls.
         progress: Called with the number of calls done and in all.
-        threads: That an op may use on a CPU; the current number if absent, which is restored.
-        folder: Of the cost cache; the user's if absent.
+        threads: How many threads an op may use on a CPU; the current number if absent, which is
+            restored.
+        folder: The folder of the cost cache; the user's if absent.
         budget_seconds: After which each remaining call is timed once.
         memory: Bytes of tensors that it may take; a call that needs more is estimated by a
             roofline. None: what the device has free.
@@ -164,8 +165,8 @@ def cached_table(
 
     Args:
         device: Where the calls were run.
-        threads: That an op may use on a CPU; the current number if absent.
-        folder: Of the cost cache; the user's if absent.
+        threads: How many threads an op may use on a CPU; the current number if absent.
+        folder: The folder of the cost cache; the user's if absent.
         keeps_freed: See `profile_graph`.
     """
     device = torch.device(device)

@@ -32,7 +32,7 @@ class End:
     """One end of messages to and from another rank.
 
     Args:
-        channel: Of this rank.
+        channel: The channel of this rank.
         peer: The other rank.
     """
 
@@ -65,7 +65,7 @@ class End:
 
         Args:
             size: Bytes of the message each way.
-            buffer: Of this size, to be sent.
+            buffer: A buffer of this size, to be sent.
             is_first: Whether this end sends first.
         """
         mine, theirs = self.specs(size)

@@ -63,7 +63,7 @@ def this_cluster(world: World, *, every: bool = False, folder: Path | None = Non
     Args:
         world: This rank's connections, of at least two ranks.
         every: Measure every pair, one after the other, whatever is cached.
-        folder: Of the cost cache; the user's if absent.
+        folder: The folder of the cost cache; the user's if absent.
 
     Raises:
         RankError: E602, if a rank was lost.

@@ -24,7 +24,7 @@ class Recorder:
 
     Args:
         actions: What the rank does in a step.
-        specs: Of all messages.
+        specs: The specs of all messages.
 
     Attributes:
         steps: Steps recorded so far.

@@ -28,7 +28,7 @@ class Agreement:
 
     Args:
         world: This rank's connections; more than one rank.
-        number: Of the graph that this rank runs.
+        number: The number of the graph that this rank runs.
         describe: Returns what a graph holds for, by its number.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Pair:
     """Two numbers in a tensor that is made once: made again at each step, it costs 60 us.
 
     Args:
-        device: Of the tensor.
+        device: The device of the tensor.
 
     Attributes:
         tensor: What is sent or received.

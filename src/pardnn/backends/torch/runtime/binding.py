@@ -143,7 +143,7 @@ class Binding:
 
         Args:
             ops: Sources of the planned graph.
-            recording: Of the entry point that made the step's arguments.
+            recording: The recording of the entry point that made the step's arguments.
         """
         shards = [(op, *shard_of(op, self._whole)) for op in ops]
         live = {of: self.first_tensor(of) for _, of, _ in shards}
@@ -220,7 +220,7 @@ class Binding:
         the shard's shape and storage.
 
         Args:
-            values: Of the residents, by the names of their sources.
+            values: The values of the residents, by the names of their sources.
         """
         for name, source in self.sources.items():
             if name in values:
@@ -238,8 +238,8 @@ class Binding:
         """Return by name the values of source ops of which no rank holds a shard yet.
 
         Args:
-            ops: Of this rank.
-            recording: Of models without data; they are initialised here, by shard.
+            ops: The ops of this rank.
+            recording: The recording of models without data; they are initialised here, by shard.
         """
         if recording is None:
             return self.live_values(ops)
@@ -349,7 +349,7 @@ class Binding:
         """Yield what differs from what the graph relies on: in the batch, then elsewhere.
 
         Args:
-            batch: Of `read`; `watch` was called before.
+            batch: The batch from `read`; `watch` was called before.
         """
         assert self._guards is not None
         if self._is_opening and self._has_run:

@@ -33,7 +33,7 @@ def out_of_memory(
         world: This rank's connections.
         where: The action that ran, for people.
         held: Bytes of tensors.
-        details: Of the failure, with the step.
+        details: The details of the failure, with the step.
     """
     rank, predicted = world.rank, program.peaks[world.rank]
     cluster = program.plan.cluster
@@ -84,10 +84,10 @@ def naming_what_is_made_whole(
     """Name the largest tensor that was made whole, if memory ran out.
 
     Args:
-        recording: That is replayed.
-        names: Of the tensors.
+        recording: The recording that is replayed.
+        names: The names of the tensors.
         tensors: Wanted.
-        shards: Of each.
+        shards: The shards of each.
 
     Raises:
         MemoryError: Instead of the system's error.
@@ -118,7 +118,7 @@ def action_text(program: Program, actions: Sequence[Action], at: int) -> tuple[s
 
     Args:
         program: What runs.
-        actions: Of this rank.
+        actions: The actions of this rank.
         at: Position of the action; their number at the end of the step.
     """
     if at >= len(actions):

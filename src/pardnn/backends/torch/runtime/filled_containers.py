@@ -51,7 +51,7 @@ class Assigned(NamedTuple):
     """The places that a step assigns.
 
     Attributes:
-        slots: By reference as JSON; including those from which it takes objects.
+        slots: The slots by reference as JSON, including those from which it takes objects.
         unread: References to those that no later step reads.
         left: Reference and value of those that later steps read without changing what they do.
     """
@@ -97,7 +97,7 @@ def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) ->
     """Put the output of the last step into containers.
 
     Args:
-        effects: Of the step.
+        effects: The effects of the step.
         containers: Those of this rank, by name.
 
     Raises:
@@ -117,7 +117,7 @@ def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -
     """Put the tensors of the step into containers of the batch.
 
     Args:
-        effects: Of the step.
+        effects: The effects of the step.
         batch: What the arguments hold.
     """
     rebound = dict(effect["rebind"] for effect in effects if "rebind" in effect)
@@ -132,7 +132,7 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
     Args:
         step: The user's step.
         args: Its arguments.
-        graph: Of that step.
+        graph: The graph of that step.
 
     Raises:
         MismatchError: E505, if the step's objects do not have all of them.
@@ -167,9 +167,9 @@ def assign(
     """Make the assignments of the last step in the user's objects.
 
     Args:
-        effects: Of the step.
-        assigned: Of `assigned_places`.
-        sources: Of the step, by name.
+        effects: The effects of the step.
+        assigned: The result of `assigned_places`.
+        sources: The sources of the step, by name.
         batch: What the batch's arguments hold.
     """
     noted = [each["assign"][:2] for each in effects if "assign" in each]

@@ -68,7 +68,7 @@ class GrantedValues:
         """Yield what differs from the values on which the graph relies.
 
         Args:
-            numbers: Of the batch, by name; all others are read where they are held.
+            numbers: The numbers of the batch, by name; all others are read where they are held.
         """
         self._read = None
         versions = self._versions

@@ -287,7 +287,7 @@ def _orders_of_states(
 
     Args:
         orders: Keys by name.
-        sources: Of the graph.
+        sources: The sources of the graph.
         step: The user's step.
         args: Its arguments.
     """

@@ -177,7 +177,7 @@ class BatchTensors:
     """The batch tensors with which a graph was captured: their kinds, and which are the same.
 
     Args:
-        tensors: By the name of their source.
+        tensors: The tensors by the name of their source.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -239,7 +239,7 @@ def _same_places(tensors: Mapping[str, Any], held: Mapping[int, str]) -> dict[st
     """Return which tensors of a batch are one of those before them, or one that is held.
 
     Args:
-        tensors: Of the batch, by name.
+        tensors: The tensors of the batch, by name.
         held: Names of tensors by id.
     """
     ids = list(map(id, tensors.values()))
@@ -268,7 +268,7 @@ def unlike_batch(names: Sequence[str], given: int) -> MismatchError:
     """Return the error of a call with another number of arguments than the batch has.
 
     Args:
-        names: Of the batch's arguments.
+        names: The names of the batch's arguments.
         given: How many the call has.
     """
     count = len(names)

@@ -23,8 +23,8 @@ class Made(NamedTuple):
     """How long a variant took to make, seconds.
 
     Attributes:
-        capture_s: Of the capture.
-        plan_s: Of planning; 0 if the graph was planned before.
+        capture_s: The duration of the capture.
+        plan_s: The duration of planning; 0 if the graph was planned before.
     """
 
     capture_s: float = 0.0
@@ -35,7 +35,8 @@ def not_left(names: Sequence[str]) -> None:
     """Report tensors made from constants that eager steps keep from their first use on.
 
     Args:
-        names: Of the tensors; a parallel step makes them again each time, and leaves none.
+        names: The names of the tensors; a parallel step makes them again each time, and leaves
+            none.
     """
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     _LOGGER.warning(
@@ -50,7 +51,7 @@ def gradients_not_left(names: Sequence[str]) -> None:
     """Report tensors of the batch that get no gradient.
 
     Args:
-        names: Of the tensors.
+        names: The names of the tensors.
     """
     _LOGGER.warning(
         "pardnn: %s requires a gradient, which a parallel step does not leave on it: its grad stays"

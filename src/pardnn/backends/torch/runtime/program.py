@@ -33,13 +33,14 @@ class Program:
             no such op.
         peaks: Predicted peak bytes of each rank.
         made_peaks: For each rank, the peak of what the step makes.
-        specs: Of the messages in `lowered`.
+        specs: The specs of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
         kept_tensors: Tensors of `whole` that the step returns or that its effects need, by name.
         kept: Per tensor of that structure its shards, which live until the end of the step.
-        result_specs: Of the messages after the last action, numbered on: they bring the loss, what
-            else the step returns, and the batch tensors that it writes, to every other rank.
+        result_specs: The specs of the messages after the last action, numbered on: they bring the
+            loss, what else the step returns, and the batch tensors that it writes, to every other
+            rank.
         written: Batch tensors that the step writes in place.
         state: Where each parameter, buffer and optimizer state is.
     """

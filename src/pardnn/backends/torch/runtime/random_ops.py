@@ -80,7 +80,7 @@ def random_stream(
     """Return this rank's generator in a step, and for each random op the op whose draws it makes.
 
     Args:
-        program: Of the step.
+        program: The program of the step.
         world: This rank's connections.
         draws: How each random op of the whole graph advances the generator.
 

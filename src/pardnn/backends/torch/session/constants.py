@@ -30,7 +30,7 @@ class Constants:
     """The constants of one graph that the user may change.
 
     Args:
-        tensors: With their values in the trace.
+        tensors: The tensors with their values in the trace.
         is_alone: Whether there is one rank.
         whole_of: Returns the whole of a tensor that ranks hold in parts, or that one rank holds.
     """

@@ -46,7 +46,7 @@ class Known(NamedTuple):
     """How the ranks keep one tensor.
 
     Attributes:
-        name: In the last graph that reads it.
+        name: The name in the last graph that reads it.
         held: The whole tensor, and what each device holds.
         storage: Negative; tensors that shared their storage at first have the same.
     """
@@ -153,7 +153,7 @@ class LiveState:
         """Take over a state that no graph reads yet; all ranks call it.
 
         Args:
-            source: Of a state that does not exist.
+            source: The source of a state that does not exist.
             held: What each device holds of it.
             value: What this rank holds; None for nothing.
         """
@@ -194,7 +194,7 @@ class LiveState:
         """Return the state on the devices, by the names of a new graph.
 
         Args:
-            sources: Of the graph.
+            sources: The sources of the graph.
             near: The plan that ran last.
         """
         tensors = [(source.name, source.get()) for source in sources]
@@ -216,8 +216,8 @@ class LiveState:
 
         Args:
             program: What runs next.
-            binding: Of its sources.
-            recording: Of models without data.
+            binding: The binding of its sources.
+            recording: The recording of models without data.
 
         Returns:
             The residents of this rank by the name of their op, and the names of what was moved.

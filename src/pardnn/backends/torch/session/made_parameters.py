@@ -20,7 +20,7 @@ def following_parameters(binding: Binding) -> Iterator[None]:
     """Let state and gradients follow parameters that are replaced while the context is open.
 
     Args:
-        binding: Of the sources that are set.
+        binding: The binding of the sources that are set.
     """
     sources = binding.sources
     before = {name: s.get() for name, s in sources.items() if s.kind == "parameter"}

@@ -70,8 +70,8 @@ class Shared(NamedTuple):
     """What rank 0 sends to all others about a new variant.
 
     Attributes:
-        graph: Of the step.
-        plan: For it.
+        graph: The graph of the step.
+        plan: Its plan.
         uncarried: See `Captured`.
         made: How long it took.
         constants: See `Captured`; of rank 0, for itself.
@@ -90,7 +90,7 @@ class Maker:
     Args:
         state: What the ranks hold.
         step: The user's step.
-        history: Of the steps of this rank.
+        history: The history of the steps of this rank.
         plan: The user's own, for the first variant.
         decide: Plans a graph for a number of devices, with the state where it is; None: only the
             graph of `plan` can run.
@@ -126,7 +126,7 @@ class Maker:
         """Return a new variant, on all ranks.
 
         Args:
-            number: Of the variant; the same on all ranks.
+            number: The number of the variant; the same on all ranks.
             args: Arguments of the step.
             changes: What differs from the variant that ran last; nothing for the first.
 

@@ -39,8 +39,8 @@ class KeptData:
 
     Args:
         state: What the ranks hold.
-        executor: Of the graph; has its residents.
-        binding: Of its sources.
+        executor: The executor of the graph; it has its residents.
+        binding: The binding of its sources.
     """
 
     def __init__(self, state: LiveState, executor: Executor, binding: Binding) -> None:

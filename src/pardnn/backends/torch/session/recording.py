@@ -13,7 +13,7 @@ class Recording:
     """The record of one graph of a step: the first that was captured.
 
     Args:
-        path: Of the file; rank 0 writes it.
+        path: The path of the file; rank 0 writes it.
         executor: Runs that graph.
 
     Raises:

@@ -46,7 +46,7 @@ class Variant:
     """One captured graph and the values for which it holds.
 
     Attributes:
-        number: In the order of capture; the same on all ranks.
+        number: The number in the order of capture; the same on all ranks.
         executor: Runs it; variants of equal graphs share one.
         binding: Its sources and guards.
         uncarried: Names of the tensors that it does not leave as eager calls would.
@@ -84,11 +84,11 @@ class Variants:
 
     Args:
         state: What the ranks hold.
-        history: Of the steps of this rank.
+        history: The history of the steps of this rank.
         make: Captures and plans again, on all ranks: of the variant's number, the arguments of the
             step, and what has changed.
         first: The variant that runs first.
-        recording: Of models without data.
+        recording: The recording of models without data.
         announce: Called with each new program and its binding, before the user's objects are
             guarded.
 
@@ -232,8 +232,8 @@ class Variants:
         """Switch to a variant, with the current state; all ranks call it.
 
         Args:
-            variant: Of the known ones.
-            recording: Of models without data, for the first one.
+            variant: One of the known variants.
+            recording: The recording of models without data, for the first one.
 
         Returns:
             The names of the tensors of state that had to move from rank to rank.
@@ -347,8 +347,8 @@ def _without_optimizer(binding: Binding, name: str) -> str | None:
     """Return the name of the parameter that a gradient is of, if no optimizer of the step has it.
 
     Args:
-        binding: Of the graph that reads the gradient.
-        name: Of the gradient.
+        binding: The binding of the graph that reads the gradient.
+        name: The name of the gradient.
     """
     parameter = binding.sources[name].parameter
     found = [entry.value for entry in binding.stateful()]

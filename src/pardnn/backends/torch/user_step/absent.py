@@ -40,9 +40,9 @@ def mark_absent(tensor: Any, name: str) -> None:
     """Mark a tensor of one element as standing for one that other ranks keep.
 
     Args:
-        tensor: Of the user's objects. One of a class that is not torch's own stays as it is, and so
-            does a single number, which is complete.
-        name: Of the tensor that other ranks keep.
+        tensor: A tensor of the user's objects. One of a class that is not torch's own stays as it
+            is, and so does a single number, which is complete.
+        name: The name of the tensor that other ranks keep.
     """
     if type(tensor) in _CLASSES and tensor.numel() > 1:
         _NAMES[tensor.untyped_storage()._cdata] = name
@@ -142,7 +142,7 @@ def _check_reads(
     """Refuse that other tensors or ranks get what an absent tensor holds.
 
     Args:
-        func: Of torch's.
+        func: A function of torch's.
         absent: What it is given.
         written: What it writes to.
     """
@@ -165,9 +165,9 @@ def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[A
     """Return what a function writes to: `out`, or its first argument.
 
     Args:
-        func: Of torch's.
+        func: A function of torch's.
         given: Its arguments.
-        out: That of this name; None without.
+        out: The output of this name; None without.
     """
     if out is not None:
         return list(_flat([out]))

@@ -53,8 +53,8 @@ class SpreadObjects:
         """Let the objects of a step refuse to be read.
 
         Args:
-            models: By name.
-            optimizers: By name.
+            models: The models by name.
+            optimizers: The optimizers by name.
             spread: Ids of the tensors that some rank does not hold whole.
         """
         for name, model in models.items():
@@ -100,7 +100,7 @@ class _Refusal:
 
     Args:
         spread: Knows whether models are whole.
-        name: Of the object.
+        name: The name of the object.
         why: It cannot be.
         instead: What to call.
         if_whole: Raise also while the models are whole.

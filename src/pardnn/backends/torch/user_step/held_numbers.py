@@ -46,7 +46,7 @@ def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
 
     Args:
         name: As `object_graph` makes it: "optimizer.state.<139734>.step".
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), name)
 
@@ -58,7 +58,7 @@ def numbers_by_name(
 
     Args:
         contents: `ObjectGraph.contents`.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     found: dict[str, tuple[Slot, Any]] = {}
     ambiguous: set[str] = set()
@@ -92,7 +92,7 @@ def texts_of_states(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str,
 
     Args:
         objects: The object graph of a step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
     states = {id(state) for each in optimizers for state in getattr(each, "state", {}).values()}
@@ -118,7 +118,7 @@ def all_numbers(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, tup
 
     Args:
         objects: The object graph of the step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     shared = {name: (slot, slot.get()) for name, slot in _shared(objects)}
     return shared | numbers_by_name(objects.contents, names)
@@ -220,10 +220,10 @@ class StateOwner(NamedTuple):
     """What a state belongs to.
 
     Attributes:
-        name: Of its parameter.
+        name: The name of its parameter.
         parameter: Itself.
         optimizer: Whose state it is; None for a gradient.
-        key: In the optimizer's state of that parameter.
+        key: The key in the optimizer's state of that parameter.
     """
 
     name: str
@@ -249,7 +249,7 @@ def state_owners(
 
     Args:
         names: Such as "optimizer.state.net.weight.step" or "net.weight.grad".
-        parameters: Of the step, by name.
+        parameters: The parameters of the step, by name.
         stateful: Objects of the step, optimizers among them.
     """
     gradients = {f"{n}.grad": StateOwner(n, p, None, "grad") for n, p in parameters.items()}
@@ -301,7 +301,7 @@ def slots_of_numbers(
     """Return the places of numbers that objects hold or the step would create.
 
     Args:
-        names: Of numbers; those that have no place are left out.
+        names: The names of numbers; those that have no place are left out.
         objects: The object graph of the step.
         tensors: Tensors of the step by name.
         created: Names of those that need not be there.

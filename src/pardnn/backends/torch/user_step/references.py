@@ -241,7 +241,7 @@ def registrations(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
     """Yield the custom ops that code calls by name, with getters of their current functions.
 
     Args:
-        names: That the user's code mentions.
+        names: The names that the user's code mentions.
     """
     if "ops" in names:
         for full in _definitions(names):

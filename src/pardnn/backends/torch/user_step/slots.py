@@ -110,7 +110,7 @@ def slot_of(holder: Any, key: Any) -> Slot:
 
     Args:
         holder: A container or object, a closure cell, or the name of a global.
-        key: Of the item; any for a cell and a global.
+        key: The key of the item; any for a cell and a global.
     """
     if isinstance(holder, GlobalName):
         return Slot(holder.namespace, holder.name)

@@ -94,8 +94,8 @@ class WholeTensor(NamedTuple):
     """A user's tensor as it would be on one device, of which a rank holds a shard or nothing.
 
     Attributes:
-        shape: Of the whole tensor.
-        strides: Of the whole tensor, in elements.
+        shape: The shape of the whole tensor.
+        strides: The strides of the whole tensor, in elements.
         storage: Negative; tensors that shared their storage at first have the same.
     """
 
@@ -139,7 +139,7 @@ def names_by_id(
     """Return a function that finds by id the names of tensors that a step's objects hold now.
 
     Args:
-        sources: Of the step, by name.
+        sources: The sources of the step, by name.
         passed: Names of those that the batch holds.
         is_asked: Whether the step may ask which object a tensor is; otherwise only parameters
             count, which a graph reads differently from tensors of a batch.

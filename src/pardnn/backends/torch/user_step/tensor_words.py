@@ -47,10 +47,10 @@ class Places:
 
     Attributes:
         impl: Pointer of a Python tensor to its C++ tensor.
-        classes: Of C++ tensor, storage and autograd's data: the first word of each.
+        classes: The classes of C++ tensor, storage and autograd's data: the first word of each.
         storage: Pointer of a tensor to its storage.
         autograd: Pointer of a tensor to autograd's data; 0 if there is none.
-        ndim: Of a tensor.
+        ndim: The number of dimensions of a tensor.
         sizes: First of a tensor.
         strides: First of a tensor.
         kinds: Offset, type, device and key set of a tensor.

@@ -82,7 +82,7 @@ class Assignments:
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
-            trace: Of a later step; None if it failed for want of a value.
+            trace: The trace of a later step; None if it failed for want of a value.
 
         Returns:
             Whether there are any.
@@ -115,7 +115,7 @@ class Assignments:
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
-            trace: Of a later step.
+            trace: The trace of a later step.
 
         Returns:
             Whether there were any.
@@ -143,7 +143,7 @@ class Assignments:
         """Restore tensors after all, because later steps replace them; see `first_use`.
 
         Args:
-            names: Of the tensors.
+            names: The names of the tensors.
             settled: What the traces begin with; it is restored, and changed.
 
         Returns:
@@ -162,7 +162,7 @@ class Assignments:
         """Find out, once, which places the step reads before it writes them.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
             settled: What the traces begin with.
             again: Traces the step once more; see `Again`.
 
@@ -242,7 +242,7 @@ class Assignments:
         """Reject a step if only its first run changes the length of a list.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
 
         Raises:
             UnsupportedError: E804.
@@ -254,7 +254,7 @@ class Assignments:
         """Note what the step assigns among its effects.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
 
         Raises:
             UnsupportedError: E804, if it is not what the first one assigns.
@@ -292,7 +292,7 @@ def note_assigned(
     """Note assignments among a step's effects, and the parameters that it freezes or frees.
 
     Args:
-        trace: Of the step.
+        trace: The trace of the step.
         assigned: What it assigns, by name; each has a content.
         read: Names of places that the next step may read.
         same: Names of those that do not change what it does.

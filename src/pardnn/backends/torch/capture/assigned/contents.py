@@ -45,7 +45,7 @@ class Places:
 
     Args:
         objects: The object graph before the step.
-        tracer: Of the step.
+        tracer: The tracer of the step.
     """
 
     def __init__(self, objects: ObjectGraph, tracer: Tracer) -> None:
@@ -97,7 +97,7 @@ def content_of(value: Any, places: Places, depth: int = 0) -> Content | Leaf | N
     Args:
         value: What a place holds after the step.
         places: Those of the step's objects.
-        depth: Of containers around it.
+        depth: How many containers are around it.
     """
     if value is None or type(value) in (bool, int, float, str):
         return {"value": encode(value, str)}
@@ -166,7 +166,7 @@ def agree(one: Any, other: Any) -> bool:
 
     Args:
         one: A content.
-        other: That of another trace.
+        other: The one of another trace.
     """
     if isinstance(one, Leaf) or isinstance(other, Leaf):
         return _kind(one) == _kind(other)

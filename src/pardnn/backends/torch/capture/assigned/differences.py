@@ -87,7 +87,7 @@ def assigned_values(
 
     Args:
         objects: The object graph before the step.
-        tracer: Of the step.
+        tracer: The tracer of the step.
         stores: Returns what the user's code writes.
         is_first: Whether it is the first step: numbers in new places may be counters.
     """

@@ -38,7 +38,7 @@ def key_orders(
 
     Args:
         objects: The object graph before the step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
         is_first: Whether it is the first one; later ones begin with attributes that capture sets.
     """
     named = objects_by_name(objects)

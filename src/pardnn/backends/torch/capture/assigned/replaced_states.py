@@ -30,7 +30,7 @@ def follow_replaced(trace: StepTrace, before: ObjectGraph, after: ObjectGraph) -
     """Make the sources of a trace follow states to where the step has left them.
 
     Args:
-        trace: Of the step; the slots of its sources are replaced.
+        trace: The trace of the step; the slots of its sources are replaced.
         before: The object graph before the step.
         after: The object graph after it.
 

@@ -37,7 +37,7 @@ def stand_in(value: Any, name: str) -> Any:
 
     Args:
         value: What a trace has left in a place.
-        name: Of the place; each use of the stand-in raises `OtherUse` with it.
+        name: The name of the place; each use of the stand-in raises `OtherUse` with it.
     """
 
     def use(*_args: Any, **_kwargs: Any) -> Any:

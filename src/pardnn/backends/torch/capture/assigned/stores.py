@@ -35,7 +35,7 @@ class Stores:
     """The names that functions write, with the lines.
 
     Args:
-        functions: Of the user's, that may run in the step.
+        functions: The user's functions that may run in the step.
     """
 
     def __init__(self, functions: Iterable[types.FunctionType]) -> None:

@@ -39,7 +39,7 @@ class Region(NamedTuple):
     Attributes:
         test: Begin and end of the condition.
         begin: Line and column of the first statement.
-        end: Of the end of the last one.
+        end: Line and column where the last one ends.
         outcomes: The outcome of each part of the condition if the code runs, by its position.
         other: Begin and end of the code that runs otherwise; None if there is none.
         names: Local names that either binds, and that are read after it.
@@ -97,7 +97,7 @@ def region_of(frame: types.FrameType, function: ast.FunctionDef | None) -> Regio
     It is unclear if both branches jump, or if several conditions lead to one of them.
 
     Args:
-        frame: That asks.
+        frame: The frame that asks.
         function: The tree of its function, see `function_of`.
     """
     at = tested_position(frame)
@@ -182,7 +182,7 @@ def _checked(
     """Return the region of some statements, and of the others, if nothing else differs.
 
     Args:
-        function: That holds the statement.
+        function: The function that holds the statement.
         statement: The `if`.
         code: What it decides over.
         other: What runs where that does not.

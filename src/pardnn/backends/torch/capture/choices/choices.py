@@ -62,7 +62,7 @@ class Choices:
     """The choices of one trace; a context manager around the step.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         look: Walks the step's objects.
         effects: The effects of the step.
         schedules: Names of the schedules that it has stepped so far.
@@ -103,7 +103,7 @@ class Choices:
         """Return the outcome of a condition for which its code runs; None if it has no such code.
 
         Args:
-            node: Of the condition.
+            node: The node of the condition.
         """
         frame = asking_frame()
         at = None if frame is None else tested_position(frame)

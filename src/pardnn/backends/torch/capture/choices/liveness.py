@@ -31,8 +31,8 @@ def live_after(function: ast.FunctionDef, statement: ast.stmt) -> Names:
     """Return the local names whose value after a statement is read later.
 
     Args:
-        function: That holds the statement.
-        statement: Of its body, at any depth, but not in an inner function.
+        function: The function that holds the statement.
+        statement: A statement of its body, at any depth, but not in an inner function.
     """
     found: dict[int, Names] = {}
     _Liveness(found).block(function.body, frozenset(), _Exits())

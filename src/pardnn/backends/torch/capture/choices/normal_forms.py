@@ -85,7 +85,7 @@ class NormalForms:
         """Bring the function to normal form whose condition ended the last trace.
 
         Args:
-            error: That ended it.
+            error: The error that ended it.
 
         Returns:
             Whether there is a form that has not been tried.

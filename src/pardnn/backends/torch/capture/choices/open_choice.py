@@ -20,16 +20,16 @@ class OpenChoice:
     """A condition whose code is about to run, or runs.
 
     Attributes:
-        frame: That asked.
+        frame: The frame that asked.
         region: The code.
         line: "file.py:line" of the condition.
         skips: A boolean tensor: whether the code does not run, by the parts evaluated so far.
         objects: What the step's objects held before it.
-        gradients: Of the parameters among them.
+        gradients: The gradients of the parameters among them.
         told: How many effects, and stepped schedules, the step had so far.
         traced: By what the frame's lines were traced before.
         start: Index of the first call of the condition that was not asked before.
-        thread: That asked.
+        thread: The thread that asked.
         undoing: Keeps what the code writes, from its first call on.
         is_left: Whether the frame is left by an exception, as far as is known.
         locals: Values of the region's names before it, or after the other way.

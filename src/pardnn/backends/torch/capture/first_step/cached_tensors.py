@@ -65,7 +65,7 @@ def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
     """Refuse cached tensors that an eager step would not make as this trace has.
 
     Args:
-        tracer: Of the trace.
+        tracer: The tracer of the trace.
         caches: Those in which traces leave fake tensors; cleared before this one.
         made: What the traces of this capture have made; this trace is added.
 
@@ -89,7 +89,7 @@ def keep_cached(made: Made) -> None:
     """Note what the caches of a step hold when it runs.
 
     Args:
-        made: By `check_cached`.
+        made: The result of `check_cached`.
     """
     for cache, each in made.items():
         kept = _KEPT.get(cache)

@@ -43,7 +43,7 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
     """Reject a step whose first call makes states for another path, chosen by a count, for example.
 
     Args:
-        trace: Of the step that repeats, from the first values.
+        trace: The trace of the step that repeats, from the first values.
         irregular: Why states have no first value, by name.
         left: Names of tensors that its graph does not carry on.
 
@@ -65,9 +65,9 @@ def first_difference(
 
     Args:
         first: Trace of the first step.
-        trace: Of the step that repeats, from the first values.
+        trace: The trace of the step that repeats, from the first values.
         irregular: Names of states without a first value; another error is for those.
-        numbers: That objects hold before and after the first step.
+        numbers: The numbers that objects hold before and after the first step.
     """
     if left := _left_once(first, trace, numbers):
         return leaves_once(min(left))

@@ -69,9 +69,9 @@ class KeptTensors:
         """Record the calls behind the tensors, and put the results where the step finds them.
 
         Args:
-            sources: By name, as of now.
-            tracer: Of the step that will run.
-            mode: Of its fake tensors.
+            sources: The sources by name, as of now.
+            tracer: The tracer of the step that will run.
+            mode: The mode of its fake tensors.
 
         Returns:
             For each, its source, its storage and the number of writes to it: see `changed_tensors`.
@@ -117,7 +117,7 @@ def without_first_value(
 
     Args:
         first: Trace of the first step.
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         initial: First values of states by name.
         irregular: Those that the first step does not fill with a number, and why.
     """
@@ -219,7 +219,7 @@ def kept_tensors(
     """Return the tensors of constants that the first step created.
 
     Args:
-        tracer: Of the first step.
+        tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         irregular: Names of those that do not start from a number.
     """
@@ -332,7 +332,7 @@ def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
     """Whether each tensor that a step has cached depends on constants alone.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         fakes: The tensors.
     """
     return all(
@@ -347,8 +347,8 @@ def is_written_elsewhere(tracer: Tracer, cache: Any, fakes: Iterable[FakeTensor]
     """Whether code other than the function that caches a tensor writes it in place.
 
     Args:
-        tracer: Of the step; knows the cache.
-        cache: Of `functools`.
+        tracer: The tracer of the step; knows the cache.
+        cache: A cache of `functools`.
         fakes: The tensors in it.
     """
     storages = (tracer.aliases.fresh_value(fake).storage for fake in fakes)

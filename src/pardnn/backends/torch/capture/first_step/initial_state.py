@@ -37,7 +37,7 @@ def initial_values(
     """Return the initial value of each tensor that the first step created and others find.
 
     Args:
-        tracer: Of the first step.
+        tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         objects: The object graph after it.
 

@@ -51,7 +51,7 @@ def created_states(
     """Return the calls that fill the tensors which a first step creates; record copies into them.
 
     Args:
-        trace: Of the first step.
+        trace: The trace of the first step.
         found: Sources after it.
         objects: The object graph after it.
         before: Names of the sources before it.
@@ -114,7 +114,7 @@ def created_numbers(
     """Note the plain values that a first step leaves; return the selection with new ones.
 
     Args:
-        trace: Of the first step.
+        trace: The trace of the first step.
         found: Sources after it.
         objects: The object graph after it.
         before: The object graph before it.
@@ -146,7 +146,7 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
     """Keep the changes of numbers among those of plain values; the rest must be assignments.
 
     Args:
-        trace: Of the first step.
+        trace: The trace of the first step.
         tensors: Names of the tensors that are there after it: states.
     """
     changed = {n: c for n, c in trace.changed.items() if is_arithmetic(c) or is_filled(c)}
@@ -164,7 +164,7 @@ def _is_made(change: Changed, is_tensor: bool) -> bool:
     """Whether a place is new, or had None for a tensor: `register_buffer(n, None)`.
 
     Args:
-        change: Of the place.
+        change: The change at the place.
         is_tensor: Whether it holds one now.
     """
     return change.is_new or (is_tensor and change.then is None and change.slot is not None)

@@ -86,7 +86,7 @@ class Numbering:
 
         Args:
             call: Number of the call.
-            index: Of the output.
+            index: The index of the output.
             alike: Of an earlier output, which is the same tensor; fake kernels show it only once.
         """
         alike = self._alike.setdefault((call, index), alike)
@@ -105,8 +105,8 @@ class NumberedTrace:
     """The numbers of the final content of the storages of a trace.
 
     Args:
-        trace: Of a step.
-        numbering: Of all traces that it is compared with.
+        trace: The trace of a step.
+        numbering: The numbering of all traces that it is compared with.
         starts: Initial values of sources by name: a number, or {"copy_of": source}.
 
     Attributes:
@@ -301,7 +301,7 @@ class NumberedTrace:
         """Return the number of a fill, a copy, a sum or product with zeros; None of others.
 
         Args:
-            name: Of the op.
+            name: The name of the op.
             args: Its arguments.
             kwargs: Its keyword arguments.
             target: What it writes or returns.

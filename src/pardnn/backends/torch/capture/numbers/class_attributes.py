@@ -48,7 +48,7 @@ def check_class_attributes(
     """Reject a step that changes a class at each call.
 
     Args:
-        before: Of `class_attributes`, before the trace.
+        before: The result of `class_attributes` before the trace.
         line: Returns where the user's code changes an attribute.
         followed: Numbers of classes that are followed.
         is_first: Whether it was the first step, which may set values that then remain.

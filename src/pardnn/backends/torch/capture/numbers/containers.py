@@ -50,7 +50,7 @@ class OtherUse(BaseException):
     """A step does more with a container than fill it. No `except Exception` catches it.
 
     Args:
-        name: Of the container.
+        name: The name of the container.
     """
 
     def __init__(self, name: str) -> None:
@@ -248,8 +248,8 @@ def _recorder_of(holder: Any, note: Note, name: str, keys: tuple[Any, ...] = ())
     Args:
         holder: The container that it stands for.
         note: Called with what it notes.
-        name: Of the container, or of the one that holds it.
-        keys: That lead from there to it.
+        name: The name of the container, or of the one that holds it.
+        keys: The keys that lead from there to it.
     """
     kind = type(holder)
     made: Any = _RECORDERS[kind]()

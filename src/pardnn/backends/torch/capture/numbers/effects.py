@@ -44,13 +44,13 @@ class Effects:
     """The effects of a traced step, in order.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         is_long: Whether marks of texts are long; see `texts`.
 
     Attributes:
         noted: The effects as data, with values of the trace for numbers.
         calls: Calls whose results outlive the step for them.
-        texts: That the step makes of numbers.
+        texts: The texts that the step makes of numbers.
         lines: "file.py:line" of each effect, by its id.
     """
 
@@ -228,7 +228,7 @@ class Effects:
         """Note a call of `print` with a sink as its file.
 
         Args:
-            name: Of the sink.
+            name: The name of the sink.
             args: What is printed.
             sep: Between two of them.
             end: After the last.
@@ -338,7 +338,7 @@ def effects_noted(tracer: Tracer, *, is_long: bool = True) -> Iterator[Effects]:
     """Note prints, log records and checks, for as long as the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
         is_long: Whether marks of texts are long; see `texts`.
     """
     effects = Effects(tracer, is_long=is_long)

@@ -43,7 +43,7 @@ class FailingWay:
 
     Attributes:
         start: Number of calls before the check.
-        calls: Of the trial.
+        calls: The calls of the trial.
         hints: Its numbers that do not depend on data, by value.
         effects: Those after the check.
         message: The exception's text: texts, and numbers with their formats.
@@ -74,7 +74,7 @@ class FailingWay:
         """Return effects with the values of another trace; the text of a tensor has its shape.
 
         Args:
-            data: Of `effects` or `message`.
+            data: `effects` or `message`.
             values: Those of the other trace, by those of the trial.
         """
         if isinstance(data, dict) and "kept" in data:
@@ -113,7 +113,7 @@ class Before:
         """Return what has changed, in words; None if nothing has.
 
         Args:
-            context: In which the trial has run.
+            context: The context in which the trial has run.
         """
         then = self._objects
         found = changes(then.contents).items()
@@ -156,8 +156,8 @@ def values_before(calls: Sequence[Call], others: Sequence[Call]) -> dict[Value, 
     """Return the values of one trace by those of another of the same calls.
 
     Args:
-        calls: Of the one.
-        others: Of the other.
+        calls: The calls of the one trace.
+        others: Those of the other.
     """
     return {
         old: new

@@ -49,7 +49,7 @@ def numbers_around(
     Args:
         before: The objects before it, and the names of tensors by id.
         after: The same after it.
-        defaults: Of `put_back`.
+        defaults: The result of `put_back`.
     """
     then, now = texts_of_states(*before), texts_of_states(*after)
     return Numbers(

@@ -18,7 +18,7 @@ class Chosen(NamedTuple):
     """Code that was chosen, and has ended.
 
     Attributes:
-        calls: Of the code.
+        calls: The calls of the code.
         made: The calls that select.
         undone: The storages that it writes.
         told: Its effects.

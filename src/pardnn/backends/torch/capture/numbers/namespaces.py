@@ -101,7 +101,7 @@ def check_namespaces(
     """Put back what a step has bound there, and reject it.
 
     Args:
-        spaces: Of `namespaces`, before the step.
+        spaces: The result of `namespaces` before the step.
         line: Returns where the user's code binds a name.
 
     Raises:

@@ -95,7 +95,7 @@ class Look(NamedTuple):
 
     Attributes:
         deed: What the step does: "opens a connection"; empty for a file or folder.
-        path: Of the file or folder, as the step gives it; None for anything else.
+        path: The path of the file or folder, as the step gives it; None for anything else.
         line: "file.py:line" of the user's code; None if unknown.
     """
 
@@ -187,7 +187,7 @@ def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterato
     """Show the user's code another time than in other traces, while the context is open.
 
     Args:
-        number: Of the trace; 0 for the true time.
+        number: The number of the trace; 0 for the true time.
         functions: The user's, which may have imported a clock by its name.
     """
     with contextlib.ExitStack() as stack:

@@ -28,7 +28,7 @@ class Check:
     """A branch on data of which one way only raises.
 
     Attributes:
-        outcome: Of the condition if it does not raise.
+        outcome: The outcome of the condition if it does not raise.
         kind: Name of the exception's class.
         line: "file.py:line" of the user's code; None if unknown.
         way: Effects of the other branch, and the exception's text.
@@ -96,7 +96,7 @@ class Questions:
 
         Args:
             node: Whether a gradient has a NaN.
-            line: Of the backward pass.
+            line: The line of the backward pass.
         """
         made = node.operand.call
         while made.kind in _NAN_SEARCH:
@@ -113,9 +113,9 @@ class Questions:
 
         Args:
             flag: What it asks: a bool, or a symbol.
-            outcome: Of the flag where it does not raise.
-            error: That it raises; at once, where the flag is the same in every step.
-            line: Of the call.
+            outcome: The outcome of the flag where it does not raise.
+            error: The error that it raises; at once, where the flag is the same in every step.
+            line: The line of the call.
         """
         node = node_of(flag)
         if node is not None:

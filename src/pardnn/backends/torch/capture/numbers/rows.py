@@ -57,7 +57,7 @@ def host_rows(
     """Return the host program of a trace as JSON; None if it is empty.
 
     Args:
-        scalars: Of the trace.
+        scalars: The scalars of the trace.
         guarded: Inputs whose guard is a condition of the program.
         writes: New values of the user's numbers, symbols and plain ones, by name.
         initial: First values of numbers that the first step creates, by name.

@@ -26,7 +26,7 @@ class ScalarTrace:
     """Records host arithmetic among the calls of a trace; the `ScalarRecorder` of its nodes.
 
     Args:
-        calls: Of the trace; extended.
+        calls: The calls of the trace; extended.
         locator: Finds the user's line of each call.
 
     Attributes:

@@ -67,7 +67,7 @@ class Selection:
         Args:
             found: Sources of the step.
             objects: The object graph of the step.
-            names: Of tensors by id.
+            names: The names of tensors by id.
         """
         chosen = [source for source in found if self._is_symbol(source)]
         held = self.held if self.ints else self.decided
@@ -85,7 +85,7 @@ class Selection:
 
         Args:
             objects: The object graph of the step.
-            names: Of tensors by id.
+            names: The names of tensors by id.
         """
         places = numbers_by_name(objects.contents, names)
         for name in self.start.keys() & places.keys():
@@ -131,7 +131,7 @@ def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
     None if nothing of these is left. Settings of optimizers may change at each call, and stay.
 
     Args:
-        chosen: With which the step cannot be traced.
+        chosen: The selection with which the step cannot be traced.
         found: Sources of the step.
     """
     if chosen.tables:
@@ -152,8 +152,8 @@ def reconsidered(
 
     Args:
         chosen: What the trace was made with.
-        trace: Of the repeating step.
-        first: Of the first step.
+        trace: The trace of the repeating step.
+        first: That of the first step.
         numbers: Held before and after the first step.
 
     Raises:
@@ -239,7 +239,7 @@ def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
     """Note the numbers of objects that a step changes by data, `self.total += loss.item()`.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         chosen: What it was made with.
     """
     overwritten = _overwritten(trace)
@@ -280,7 +280,7 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
     """Return the plain values that the step changes, by name; see `_overwritten`.
 
     Args:
-        trace: Of the step.
+        trace: The trace of the step.
         chosen: What it was made with.
     """
     return {
@@ -370,7 +370,7 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     """Return the values on which the graph relies and those that it writes, for its loss op.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         chosen: What it was made with.
     """
     scalars = trace.tracer.scalars

@@ -99,7 +99,7 @@ def texts_marked(texts: Texts) -> Iterator[None]:
     """Make marks of symbols and of fake tensors, for as long as the context is open.
 
     Args:
-        texts: Of the step that runs in it.
+        texts: The texts of the step that runs in it.
     """
     with contextlib.ExitStack() as stack:
 

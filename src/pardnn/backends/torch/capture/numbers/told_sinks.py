@@ -46,7 +46,7 @@ class StandIn:
     """Replaces a sink while a step is traced.
 
     Args:
-        name: Of the sink.
+        name: The name of the sink.
         real: The sink.
         tell: Called with what is called.
     """
@@ -125,7 +125,7 @@ def stand_ins_inserted(
 
     Args:
         objects: The object graph of the step.
-        sinks: By name.
+        sinks: The sinks by name.
         tell: Called with what the step calls.
     """
     slots = {name: slots_of(objects.contents, sink) for name, sink in sinks.items()}

@@ -67,7 +67,7 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
     """Reject a step that has changed one of them.
 
     Args:
-        states: Of `unseen_states`, before the step.
+        states: The result of `unseen_states` before the step.
 
     Raises:
         UnsupportedError: E804.
@@ -110,7 +110,7 @@ def check_context(context: contextvars.Context, before: contextvars.Context) -> 
     """Reject a step that leaves another value in a context variable.
 
     Args:
-        context: In which the step has run.
+        context: The context in which the step has run.
         before: A copy of it from before that.
 
     Raises:

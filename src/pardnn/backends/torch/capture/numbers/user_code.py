@@ -80,7 +80,7 @@ def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeT
     Codes of two files may be equal.
 
     Args:
-        code: Of the user's.
+        code: The user's code.
         has_own: Whether one of `_CALLED` is a global of its module, so that its calls stay.
     """
     consts = [_constant(value, has_own=has_own) for value in code.co_consts]
@@ -112,7 +112,7 @@ def _ask_class(content: bytearray, at: dis.Instruction, const: int) -> None:
     """Put `_CLASS_OF >> x` in place of `x.__class__`, which is as long or longer.
 
     Args:
-        content: Of the code.
+        content: The bytes of the code.
         at: The instruction that loads the attribute.
         const: Index of `_CLASS_OF`.
     """
@@ -224,7 +224,7 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
     """Return what a log record has besides its message: `extra=`, an exception, a stack.
 
     Args:
-        record: That the step makes.
+        record: The record that the step makes.
         where: "file.py:line" of it; None if unknown.
 
     Raises:

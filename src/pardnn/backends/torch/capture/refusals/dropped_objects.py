@@ -130,7 +130,7 @@ def weak_tensor(shape: tuple[int, ...]) -> UnsupportedError:
     """Return E804: a weak reference to a tensor.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
     """
     return error_at(
         None,

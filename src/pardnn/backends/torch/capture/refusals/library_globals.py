@@ -121,7 +121,7 @@ def check_library_globals(before: Iterable[LibraryGlobals], *, is_first: bool) -
     """Put back what a package has changed at each call, and reject the step.
 
     Args:
-        before: Of `library_globals`, before the trace.
+        before: The result of `library_globals` before the trace.
         is_first: Whether it was the first step, which may set what stays from then on.
 
     Raises:

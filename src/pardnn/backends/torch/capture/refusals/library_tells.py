@@ -106,7 +106,7 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a step that calls a function of a package for its effect.
 
     Args:
-        name: Of the function.
+        name: The name of the function.
         where: "file.py:line" of the user's code; None if unknown.
     """
     advice = (
@@ -130,7 +130,7 @@ def changed_library(names: Sequence[str]) -> UnsupportedError:
     """Return E804: a step that changes what an installed package holds at each call.
 
     Args:
-        names: Of what has changed.
+        names: The names of what has changed.
     """
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return UnsupportedError(

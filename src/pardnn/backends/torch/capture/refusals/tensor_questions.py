@@ -44,7 +44,7 @@ def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType])
     """Refuse such questions of the user's code about sources of a trace and random states.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         functions: The user's, which may run: only what they name is replaced.
     """
     named = {name for each in functions for name in names_in(each.__code__)}
@@ -140,7 +140,7 @@ def given_tensor(name: str, what: str, instead: str) -> UnsupportedError:
     """Return E801: a tensor of the batch has more than its numbers.
 
     Args:
-        name: Of the tensor.
+        name: The name of the tensor.
         what: It is.
         instead: What to pass.
     """

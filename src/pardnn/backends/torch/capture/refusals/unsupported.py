@@ -291,7 +291,7 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     """Return E801: a constant too large for a graph file.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
         num_bytes: Its size.
         where: "file.py:line" of the user's code; None if unknown.
     """

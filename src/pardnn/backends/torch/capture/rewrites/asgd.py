@@ -28,7 +28,7 @@ def single_tensor(
     """Update as `torch.optim.asgd._single_tensor_asgd` does.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, averages, their weights `mu`, rates `eta`, step counts.
         **settings: Hyperparameters.
@@ -50,7 +50,7 @@ def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
     """Update as `_multi_tensor_asgd` does, which has another order of operations.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, averages, their weights `mu`, rates `eta`, step counts.
         **settings: Hyperparameters.

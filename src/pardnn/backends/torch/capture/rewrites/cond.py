@@ -98,7 +98,7 @@ def chosen(
     """Return the result of the function that a predicate chooses.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         pred: A boolean tensor of one element.
         ways: The functions for true and false.
         operands: Their arguments.

@@ -49,7 +49,7 @@ def derivatives_rewritten(tracer: Tracer) -> Iterator[None]:
     """Put kernels with derivatives of our own in place of torch's, while the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
     """
     library = torch.library.Library("aten", "IMPL")
     makers: list[tuple[tuple[Any, ...], Callable[..., Kernel]]] = [
@@ -144,7 +144,7 @@ def _of_product(
     """Select between both formulas; neither gets what only the other one can take.
 
     Args:
-        grad: Of the product, with a dim of size 1 for the one that it has gone over.
+        grad: The gradient of the product, with a dim of size 1 for the one that it has gone over.
         source: What is multiplied.
         result: The product, as `grad`.
         dim: The one that it goes over; None for all.

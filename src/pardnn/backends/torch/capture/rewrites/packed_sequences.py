@@ -34,10 +34,10 @@ def pack(
     """Pack as `torch._VF._pack_padded_sequence` does.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         _real: The function itself.
         x: Padded sequences, (time, batch, ...).
-        lengths: Of the sequences, in falling order.
+        lengths: The lengths of the sequences, in falling order.
         batch_first: Whether `x` is (batch, time, ...).
 
     Raises:
@@ -79,13 +79,13 @@ def pad(
     """Pad as `torch._VF._pad_packed_sequence` does.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         _real: The function itself.
         data: Packed sequences.
         batch_sizes: How many sequences are left at each time.
         batch_first: Whether to return (batch, time, ...).
         padding: Fills what no sequence reaches.
-        total_length: Of the result, time steps; 0 or less for the longest sequence's.
+        total_length: The number of time steps of the result; 0 or less for the longest sequence's.
 
     Raises:
         UnsupportedError: E803, if the sizes are data.

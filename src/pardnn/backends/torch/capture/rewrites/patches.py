@@ -61,7 +61,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
     """Patch torch as the module says, for as long as the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
     """
     with contextlib.ExitStack() as stack, derivatives_rewritten(tracer):
 
@@ -268,7 +268,7 @@ def undone_where(
     """Undo what the context writes to `tensors` where `is_skipped` is true, bit by bit.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         is_skipped: A boolean tensor of no dimensions, computed before.
         tensors: What may be written in place; what is not written costs nothing.
 

@@ -75,7 +75,7 @@ class _Place(NamedTuple):
 
     Attributes:
         view: The tensor, or a view of it by what else is in the key.
-        dim: Of the view.
+        dim: The dim of the view.
         first: The first position, a symbol.
         size: How many there are; None for one that has no dimension of its own.
     """
@@ -90,8 +90,8 @@ class _Read(NamedTuple):
     """A copy that stands for a view.
 
     Attributes:
-        base: Of the tensor that was indexed.
-        copy: Of the result.
+        base: The tensor that was indexed.
+        copy: That of the result.
         at: Its base, the dimension, the first position and the size.
         end: Index of the first call after it.
         line: "file.py:line" of the user's code.

@@ -40,7 +40,7 @@ class Dampening:
         """Call `SGD._init_group` and note the state of each parameter.
 
         Args:
-            _tracer: Of the step.
+            _tracer: The tracer of the step.
             real: The method itself.
             optimizer: Whose group it is.
             group: Parameters and hyperparameters.
@@ -63,7 +63,7 @@ class Dampening:
         """Update as `torch.optim.sgd.sgd` does, without dampening where a momentum is new.
 
         Args:
-            _tracer: Of the step.
+            _tracer: The tracer of the step.
             real: The function itself.
             params: Parameters.
             grads: Their gradients.

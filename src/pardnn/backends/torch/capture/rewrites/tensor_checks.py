@@ -22,8 +22,8 @@ class TensorCheck(NamedTuple):
 
     Attributes:
         op: Whether the tensor has invalid values, or valid ones.
-        args: Of it.
-        outcome: Of it if nothing is raised.
+        args: Its arguments.
+        outcome: The outcome of the condition if nothing is raised.
         error: Raised otherwise.
     """
 

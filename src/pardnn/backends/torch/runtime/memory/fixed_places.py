@@ -35,8 +35,8 @@ def choose_memory(
     Args:
         program: What runs.
         rank: The rank.
-        limit_bytes: Of its tensors; None without limit.
-        device: Of the rank: only on a CPU tensors have places.
+        limit_bytes: The limit for its tensors; None without limit.
+        device: The device of the rank: only on a CPU tensors have places.
         has_places: Whether they may have.
     """
     graph = program.graph
@@ -73,8 +73,8 @@ def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
     Args:
         op: The op.
         call: What runs otherwise.
-        device: Of the rank.
-        arena: Of the rank.
+        device: The device of the rank.
+        arena: The arena of the rank.
     """
     if device.type != "cpu" or not may_have_place(op):
         return call
@@ -97,7 +97,7 @@ def placed_arrival(
     Args:
         spec: The message.
         allocate: `Channel.allocate`.
-        arena: Of the rank.
+        arena: The arena of the rank.
     """
     name, shape, strides = spec.tensor, spec.shape, spec.strides
 

@@ -56,7 +56,7 @@ def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bo
     Args:
         small_peak: Most bytes of small blocks that are live at once.
         large_peak: Likewise of all others.
-        limit_bytes: Of tensors; None without limit.
+        limit_bytes: The limit for tensors; None without limit.
     """
     most = large_peak + HEAP_GROWTH * small_peak
     has_room = limit_bytes is None or most <= limit_bytes + ALLOWANCE_BYTES // 2
@@ -100,7 +100,7 @@ class HeapGuard:
 
         Args:
             call: Runs an op.
-            block_bytes: Of its largest tensor: small ones are not worth a look.
+            block_bytes: The size of its largest tensor: small ones are not worth a look.
         """
         if block_bytes < SMALL_BYTES:
             return call
@@ -121,7 +121,7 @@ class KernelCode:
     MobileNet, more than the whole allowance. It stays, so later steps are not watched.
 
     Args:
-        arena_bytes: Of the open arena, which stays as it is.
+        arena_bytes: The size of the open arena, which stays as it is.
     """
 
     def __init__(self, arena_bytes: int) -> None:
@@ -148,7 +148,7 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
 
     Args:
         limit_bytes: Bytes of tensors.
-        device: Of this rank.
+        device: The device of this rank.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -171,7 +171,7 @@ def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.dev
     Args:
         limit_bytes: Bytes of tensors; None without limit.
         held_bytes: Those of them that it already holds.
-        device: Of this rank.
+        device: The device of this rank.
     """
     if limit_bytes is not None:
         counts_held = device.type == "cuda"  # its allocator counts from the start of the process

@@ -30,7 +30,7 @@ class MemoryMeter:
 
         Args:
             env: Values by name.
-            names: Of values; names without a value are skipped.
+            names: The names of values; names without a value are skipped.
             of_caller: The storages are the caller's, who may hold more in them: a batch is often
                 a slice of a data set. Only what the tensors span is counted.
         """

@@ -73,7 +73,7 @@ class BatchGuards:
 
     Args:
         step: The user's step.
-        names: Of its arguments.
+        names: The names of its arguments.
         used: Names in its code.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         live: Names of numbers that are read at every call.
@@ -168,7 +168,7 @@ class BatchGuards:
         """Return path and value of what one value holds.
 
         Args:
-            path: To it.
+            path: The path to it.
             at: The value.
             is_live: Whether numbers in it are read at every call.
             found: Is given what is compared of it as a whole.
@@ -222,9 +222,10 @@ class BatchGuards:
         """Return path and value of the items that the step itself does not change.
 
         Args:
-            path: To the holder.
-            holder: Of the items; if the step changes one, it has to be the same at each call.
-            items: By key.
+            path: The path to the holder.
+            holder: The holder of the items; if the step changes one, it has to be the same at each
+                call.
+            items: The items by key.
             is_live: Whether numbers among them are read at every call.
             found: Is given the holder.
         """
@@ -238,7 +239,7 @@ def _of_function(path: str, at: Any, found: dict[str, Any]) -> Iterator[tuple[st
     """Yield path and value of what a function holds; one made again of the same code is the same.
 
     Args:
-        path: To the function.
+        path: The path to the function.
         at: A function, a method or a partial one.
         found: Is given its code, and the objects that it is bound to.
     """

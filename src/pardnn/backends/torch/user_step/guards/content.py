@@ -149,7 +149,7 @@ class ContentGuards:
 
         Args:
             name: Dotted path to it.
-            value: Of a type for which `has_content` is true.
+            value: A value of a type for which `has_content` is true.
         """
         size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
         if self._bytes + size <= _MAX_BYTES:
@@ -239,7 +239,8 @@ class Clearings:
     """Counts how often a cache was cleared, after which eager steps fill it again.
 
     Args:
-        cache: Of `functools`; clearing it resets its call counts, which otherwise only grow.
+        cache: A cache of `functools`; clearing it resets its call counts, which otherwise only
+            grow.
     """
 
     def __init__(self, cache: Any) -> None:

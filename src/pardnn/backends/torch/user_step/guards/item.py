@@ -55,7 +55,7 @@ class ItemGuard:
     Args:
         name: Dotted path to it; empty for globals.
         holder: A dictionary, list or deque.
-        keys: Of the items to compare.
+        keys: The keys of the items to compare.
         is_used: Whether a new item under a key is a change; None: new items never are.
         left: What else the step may find under keys: what it leaves there itself.
         same: Keys under which an equal object is a change, too.
@@ -231,7 +231,7 @@ class AttributeGuards:
             get: Reads it.
             is_same: Whether an equal object in its place is a change, too.
             place: Where it is held, `held_numbers.place`.
-            address: Of the word that points to it.
+            address: The address of the word that points to it.
         """
         self._names.append((name, is_same, place))
         self._getters.append(get)

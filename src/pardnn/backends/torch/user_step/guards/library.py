@@ -182,7 +182,7 @@ def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[],
     """Yield the settings of the process that code asks for, and what returns each.
 
     Args:
-        names: That the user's code mentions.
+        names: The names that the user's code mentions.
     """
     for name, get in _PROCESS_SETTINGS.items():
         if name in names:

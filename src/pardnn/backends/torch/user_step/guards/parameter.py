@@ -51,7 +51,7 @@ class ParameterGuards:
     """Guards on what is set on parameters, as it is now.
 
     Args:
-        parameters: With their names.
+        parameters: The parameters with their names.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -131,7 +131,7 @@ def _in_a_variable(names: Mapping[int, str]) -> str | None:
     asked again, in a dictionary that the collector does see: so all are asked, and first.
 
     Args:
-        names: Of the leaves by the id of their node.
+        names: The names of the leaves by the id of their node.
     """
     found: list[str] = []
     for frame in sys._current_frames().values():
@@ -166,7 +166,7 @@ def states_of_parameters(
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
+        optimizer: The optimizer of the step.
         used: As in `tensors_of_groups`.
         written: As in `tensors_of_groups`.
     """
@@ -208,7 +208,7 @@ def tensors_of_groups(
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
+        optimizer: The optimizer of the step.
         used: Names that the user's code mentions: a new key is a change if it is among them.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
     """
@@ -241,7 +241,7 @@ def tensors_held(
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
+        optimizer: The optimizer of the step.
         used: Names that the user's code mentions; only if `state` is one, it comes to the state.
     """
     for each in optimizer.state.values() if "state" in used else ():

@@ -81,11 +81,11 @@ class GuardWalk:
         seen: What is not entered, by id.
 
     Attributes:
-        guards: Of the items of containers.
-        attributes: Of what has to be asked for.
-        pointed: Of attributes whose address is known.
-        contents: Of what has no items by key, or an order.
-        classes: Of the classes of objects.
+        guards: The guards of the items of containers.
+        attributes: The attributes of what has to be asked for.
+        pointed: Those of attributes whose address is known.
+        contents: The contents of what has no items by key, or an order.
+        classes: Those of the objects' classes.
         parameters: Parameters of modules, by name.
         weak: What only weak references lead to, by name; no walk has entered it yet.
         seen: All objects that were entered, by id.
@@ -119,7 +119,7 @@ class GuardWalk:
         """Guard what a value leads to; what a weak reference does is noted in `weak`.
 
         Args:
-            name: Of the value.
+            name: The name of the value.
             start: The value.
             is_weak: Whether a weak reference led to it.
         """
