@@ -27,9 +27,9 @@ from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.codec import constant_value, find_call, flatten_result
 from pardnn.graph.ir import SOURCE_KINDS, Op, Tensor
 
-#: What a fake kernel raises where the result depends on data.
+#: What fake kernels raise where the result depends on data.
 DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-#: Their second argument is a list of indices and masks.
+#: Ops whose second argument is a list of indices and masks.
 INDEXED = frozenset({
     torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor,
     torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default,
@@ -76,7 +76,7 @@ def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] |
                 try:
                     _run_call(call, env)
                 except (RuntimeError, TypeError, ValueError, IndexError):
-                    return None  # on a device that is not here, say
+                    return None  # for example, on a device that this machine lacks
     return [env[value] for value in values]
 
 

@@ -62,7 +62,7 @@ class RngReplays:
         stream.advance(position + 1)
 
     def finish(self) -> None:
-        """Check that the step leaves the generators after its last number.
+        """Check that the step leaves the generators just after its last number.
 
         Raises:
             UnsupportedError: E801, if it leaves them elsewhere: the next step would begin there.

@@ -47,10 +47,10 @@ def traces_differ(
 
 
 def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Value, Any]:
-    """Return the numbers that are known although they come from a choice by data.
+    """Return numbers that are known although a choice by data makes them.
 
-    That is one between equal numbers, as of a count that is 0 and set to 0, and what Python
-    computes of it.
+    Such a choice is between equal numbers, as for a count that is 0 and set to 0. What Python
+    computes from these is known, too.
 
     Args:
         calls: The calls of one or more traces.
@@ -74,7 +74,7 @@ def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Va
 
 
 def _on_tensors(calls: Sequence[Call], hints: Mapping[Value, Any]) -> list[Call]:
-    """Return the calls but those of host scalars whose number is known, and what these alone read.
+    """Return the calls without those of host scalars with known numbers, and what only they read.
 
     Args:
         calls: The calls of a trace.
@@ -127,4 +127,4 @@ def _with_positions(data: Any, positions: Mapping[Value, Any], hints: Mapping[Va
         return literal(hints[data]) if data in hints else ("value", positions.get(data, -1))
     if isinstance(data, list | tuple):
         return [_with_positions(item, positions, hints) for item in data]
-    return literal(data)  # nan is the same twice, and 1 is not True
+    return literal(data)  # nan equals itself, and 1 is not True

@@ -77,7 +77,7 @@ def last_write(value: Value) -> Value | None:
 
 
 def span(geometry: Geometry) -> tuple[int, int]:
-    """Return the first byte of a view in its storage, and the one behind its last.
+    """Return the first byte of a view in its storage, and the byte after its last.
 
     Args:
         geometry: Shape, strides, storage offset (elements) and dtype; not empty.

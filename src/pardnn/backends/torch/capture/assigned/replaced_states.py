@@ -65,5 +65,5 @@ def _is_held(holder: Any, after: ObjectGraph) -> bool:
 
 
 def _is_of_optimizer(name: str) -> bool:
-    """Whether a path leads through a key that is a tensor, or into the groups of an optimizer."""
+    """Whether a path leads through a tensor as key, or into the groups of an optimizer."""
     return "<" in name or ".param_groups" in f".{name}"

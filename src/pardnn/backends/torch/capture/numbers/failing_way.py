@@ -57,11 +57,11 @@ class FailingWay:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether anything in it is a number of the trial's trace."""
+        """Whether it contains a number of the trial's trace."""
         return bool(values_in([*self.effects, *self.message]))
 
     def fits(self, calls: Sequence[Call]) -> bool:
-        """Whether a trace, up to the check, has the calls of the trial."""
+        """Whether a trace makes the calls of the trial up to the check."""
         kinds = [call.kind for call in self.calls[: self.start]]
         return not self.has_numbers or kinds == [call.kind for call in calls]
 
@@ -75,7 +75,7 @@ class FailingWay:
 
         Args:
             data: `effects` or `message`.
-            values: Those of the other trace, by those of the trial.
+            values: The values of the other trace by those of the trial.
         """
         if isinstance(data, dict) and "kept" in data:
             value = data["kept"]
@@ -98,7 +98,7 @@ class Before:
     """The state at the beginning of a trial.
 
     Args:
-        objects: The object graph of the step, as of now.
+        objects: The object graph of the step, as it is now.
         is_first: Whether it is the first step, in which no recorders stand for what it fills.
     """
 
@@ -110,7 +110,7 @@ class Before:
         self._context = contextvars.copy_context()
 
     def left(self, context: contextvars.Context) -> str | None:
-        """Return what has changed, in words; None if nothing has.
+        """Describe what has changed; None if nothing has.
 
         Args:
             context: The context in which the trial has run.
@@ -142,7 +142,7 @@ def _flags(objects: ObjectGraph) -> list[bool]:
     return [entry.value.requires_grad for entry in objects.tensors]
 
 
-#: Whose states `_generators` returns.
+#: Kinds whose states `_generators` returns.
 _GENERATORS = ("torch's random generator", "Python's random generator", "that of NumPy")
 
 

@@ -1,7 +1,7 @@
 """Learning rate schedules that a step steps itself: called for real after each step.
 
-Problem: `scheduler.step()` computes the next rates in Python, by any function of the user, branches
-on counts and replaces lists.
+Problem: `scheduler.step()` computes the next rates in Python with any function of the user's,
+    branches on counts and replaces lists.
 
 Idea: the graph contains none of it. While the step is traced, the call is only recorded, and each
 rank makes it after each step, with its arguments: the metric of `ReduceLROnPlateau`, an epoch. The
@@ -112,7 +112,7 @@ def _replaced(value: Any, gone: Any) -> Any:
 
 
 class _Gone(HostNode):
-    """A number that a schedule, stepped before, would have changed: it can't be read."""
+    """A number that a schedule stepped earlier would have changed: it can't be read."""
 
     def __init__(self, schedule: str, locator: Locator) -> None:
         super().__init__(self, None, float)

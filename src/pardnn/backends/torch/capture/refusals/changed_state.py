@@ -15,7 +15,7 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     advice = "Move it out of the step: collect and compare what it returns, after it has returned."
-    if ".param_groups." in f".{first}":  # D-Adaptation, for one
+    if ".param_groups." in f".{first}":  # as in D-Adaptation
         advice = "What an optimizer makes at its first step is there after one step of your own."
         if first.endswith(".params"):
             advice = (
@@ -34,7 +34,7 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
 
 
 def bound_name(names: Sequence[str], where: str | None) -> UnsupportedError:
-    """Return E804: names that a step binds in modules, and that no place of its objects has.
+    """Return E804: a step binds names in modules that its objects do not reach.
 
     Args:
         names: The names with their modules.
@@ -146,7 +146,7 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
 
     Args:
         name: The name of its place.
-        key: Under which it lies.
+        key: The key under which it lies.
     """
     return error_at(
         None,
@@ -159,7 +159,7 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
 
 
 def read_again(name: str, where: str | None, *, is_flag: bool = False) -> UnsupportedError:
-    """Return E804: a fresh object that a step leaves, and the next one reads.
+    """Return E804: a step leaves a fresh object that the next one reads.
 
     Args:
         name: The name of the place.
@@ -252,7 +252,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     if locator is None or raised is None:
         return error
     where = locator.line_of(raised)
-    if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
+    if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a missing key
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
     said = said.replace("SymFloat", "float").replace("SymInt", "int")

@@ -30,9 +30,9 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError
 
 _TELLING = re.compile(r"(log|report|track|save)(_\w+)?")
-#: Their log records are told as all others.
+#: Their log records are effects like all others.
 _OF_RECORDS = ("absl", "logging")
-#: torch's only one: module and name.
+#: The only such function of torch's: module and name.
 _OF_TORCH = ("torch.serialization", "save")
 
 

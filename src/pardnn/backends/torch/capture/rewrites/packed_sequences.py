@@ -56,7 +56,7 @@ def pack(
 
 
 def _wrong_lengths(lengths: Sequence[int], x: torch.Tensor, batch_first: bool) -> str | None:
-    """Return what torch would say of lengths that do not fit; None if they do."""
+    """Return what torch would say about lengths that do not fit; None if they do."""
     time, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     if len(lengths) != batch:
         return f"{len(lengths)} lengths for a batch of {batch} sequences"
@@ -100,7 +100,7 @@ def pad(
 
 
 class _Packed(torch.autograd.Function):
-    """The packing of padded sequences; its gradient is zero where nothing was packed."""
+    """The packing of padded sequences; the gradient is zero where nothing was packed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, sizes: list[int], batch_first: bool) -> torch.Tensor:

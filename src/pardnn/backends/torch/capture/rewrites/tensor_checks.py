@@ -13,7 +13,7 @@ import torch
 
 _ATEN = torch.ops.aten
 _LINALG = _ATEN._linalg_check_errors.default
-#: Those that raise.
+#: Ops that raise.
 CHECKS = frozenset({_LINALG, _ATEN._assert_async.default, _ATEN._assert_async.msg})
 
 
@@ -24,7 +24,7 @@ class TensorCheck(NamedTuple):
         op: Whether the tensor has invalid values, or valid ones.
         args: Its arguments.
         outcome: The outcome of the condition if nothing is raised.
-        error: Raised otherwise.
+        error: What is raised otherwise.
     """
 
     op: torch._ops.OpOverload

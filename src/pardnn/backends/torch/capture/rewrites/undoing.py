@@ -51,7 +51,7 @@ class Undoing:
                 self._tracer.undoing.add(self._tracer.calls[-1])
 
     def end(self) -> None:
-        """Keep nothing more."""
+        """Stop keeping content."""
         self._tracer.before_write = self._outer
 
     def undo(self, is_undone: torch.Tensor) -> None:
