@@ -32,9 +32,9 @@ class Contents(NamedTuple):
     """The tensors of a checkpoint before it is written.
 
     Attributes:
-        tensors: Without checksums.
+        tensors: The tensors, without checksums.
         files: Bytes of each rank's file.
-        values: For each rank, the live values that it writes, in the order of its file.
+        values: The live values that each rank writes, in the order of its file.
     """
 
     tensors: tuple[SavedTensor, ...]
@@ -70,7 +70,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
             values[rank].append(program.ops[op].outputs[0].name)
             pieces.append(piece)
         tensors.append(dataclasses.replace(tensor, pieces=tuple(pieces)))
-    # Where the data begins is known once all names are.
+    # The start of the data is known only once all names are.
     headers = [len(piece_header(each, step)) for each in pieces_by_file(tensors, len(load))]
     moved = tuple(
         dataclasses.replace(
@@ -112,7 +112,7 @@ def with_sums(
 
     Args:
         tensors: The tensors in `Contents`.
-        sums: For each rank those of its file, in its order.
+        sums: The checksums of each rank's file, in the file's order.
     """
     left = [iter(each) for each in sums]
     for tensor in tensors:
@@ -135,7 +135,7 @@ def root_modules(stateful: Iterable[Entry]) -> dict[str, torch.nn.Module]:
 
 
 def guard_spread_objects(spread: SpreadObjects, program: Program, binding: Binding) -> None:
-    """Let models and optimizers refuse to be read if some rank does not hold all of them.
+    """Make models and optimizers refuse to be read if some rank does not hold all of them.
 
     Args:
         spread: Keeps them.

@@ -30,7 +30,7 @@ from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
-#: What is to be done where calls have made state that the checkpoint is without.
+#: What to do if calls have created state that the checkpoint lacks.
 _BEFORE = " If a call of the step makes such state, load before the first such call."
 
 
@@ -48,7 +48,7 @@ def agreed_manifest(
         step: Number of trained steps; None for the latest.
         world: This rank's connections.
         phases: The phases of this load.
-        check: Raises unless a manifest fits; also takes the name of the checkpoint.
+        check: Raises unless a manifest fits; its second argument is the checkpoint's name.
 
     Raises:
         MismatchError: E521, if ranks read different files; what `check` raises, on all ranks.
@@ -168,13 +168,13 @@ def fill(
             tick()
 
     def read(reader: PieceReader, wanted: _Wanted) -> None:
-        with torch.no_grad():  # of each thread's own
+        with torch.no_grad():  # the mode is per thread
             _read(reader, wanted, alive)
 
     try:
         read_side_by_side(directory, pieces, read)
     finally:
-        for value in values:  # memory was written, unknown to torch
+        for value in values:  # the memory was written behind torch's back
             torch.autograd.graph.increment_version(value)
 
 
@@ -182,7 +182,7 @@ class _Wanted(NamedTuple):
     """A piece that a resident needs.
 
     Attributes:
-        tensor: Saved, whole.
+        tensor: The whole saved tensor.
         piece: A piece of it.
         value: The resident.
         box: The box of the whole tensor: what the resident holds.
@@ -215,9 +215,9 @@ def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> 
     """Copy the intersection of some rows of a tensor with a box of it.
 
     Args:
-        value: The box; written.
+        value: The values of the box; written.
         box: The box of the whole tensor.
-        rows: Read from a file.
+        rows: The rows, read from a file.
         dtype: The dtype of the rows.
     """
     common = intersection(rows.box, box)

@@ -1,4 +1,4 @@
-"""The random state of a run: a single one, as the numbers of a step are those of one device.
+"""The random state of a run: a single one, since a step draws the numbers of one device.
 
 It has the torch generators that ops draw from, and those of Python and NumPy, for data loaders.
 """

@@ -1,4 +1,4 @@
-"""Torch's state dicts of a step's objects, whole on rank 0, and files of the whole model."""
+"""torch's state dicts of a step's objects, whole on rank 0, and files of the whole model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export(
     """
     found, tied = exported_names([t for t in tensors if t.keys] or tensors, optimizer=True)
     found += [(t.name, t) for t in tensors if not t.keys and t.name not in dict(found)]
-    # For all rows: glibc does not reuse freed aligned memory for the next of its size.
+    # One buffer for all rows: glibc does not reuse freed aligned memory for the next request.
     rooms = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
     moved = ((t.name, rows) for _, t in found for rows in exchange.gather_rows(t.name, rooms))
 
@@ -106,11 +106,11 @@ def gathered_state_dicts(
             state = module.state_dict(keep_vars=True)
             for key in list(state):
                 state[key] = replaced(state[key])
-            found[name] = state  # the same object: it carries the versions of modules
+            found[name] = state  # the same object, since it carries the versions of modules
         for entry in binding.stateful():
             if isinstance(entry.value, torch.optim.Optimizer):
                 state = replaced(entry.value.state_dict())
-                # A rank's own optimizer has no entries of parameters that are elsewhere.
+                # A rank's own optimizer has no entries for parameters that are elsewhere.
                 for index, keys in _optimizer_sources(entry.value, binding, names).items():
                     tensors = {key: whole[name] for key, name in keys.items()}
                     state["state"][index] = state["state"].get(index, {}) | tensors
@@ -123,10 +123,10 @@ def gathered_state_dicts(
 def _optimizer_sources(
     optimizer: torch.optim.Optimizer, binding: Binding, names: Iterable[str]
 ) -> dict[int, dict[str, str]]:
-    """Return by number of the parameter and key the source of each tensor of optimizer state.
+    """Return the source of each tensor of optimizer state by parameter number and key.
 
     Args:
-        optimizer: The user's.
+        optimizer: The user's optimizer.
         binding: The binding of the user's objects.
         names: The names of all parameters, buffers and states.
     """
@@ -181,7 +181,7 @@ def scatter_state_dicts(
 def given_tensors(
     state: Mapping[str, Any], binding: Binding, tensors: Mapping[str, tuple[tuple[int, ...], str]]
 ) -> dict[str, torch.Tensor]:
-    """Return by source the tensors of state dicts, checked.
+    """Return the checked tensors of state dicts by source.
 
     Args:
         state: As `gathered_state_dicts` returns it; objects that it leaves out stay as they are.
@@ -255,7 +255,7 @@ def _check_groups(name: str, optimizer: torch.optim.Optimizer, given: Mapping[st
 def _optimizer_pairs(
     name: str, own: Mapping[int, Mapping[str, str]], given: Any
 ) -> dict[str, tuple[str | None, Any]]:
-    """Return by path each state's source and the given value."""
+    """Return each state's source and its given value by path."""
     given = given.get("state", {}) if isinstance(given, Mapping) else {}
     _check_keys(f"{name}.state", own, given)
     pairs: dict[str, tuple[str | None, Any]] = {}
