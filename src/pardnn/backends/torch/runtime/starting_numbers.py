@@ -40,7 +40,7 @@ class StartingNumbers:
         ]
 
     def check(self) -> None:
-        """Compare them; call it before the first step, after which they may change.
+        """Compare the settings; call it before the first step, after which they may change.
 
         Raises:
             MismatchError: E528, if one differs from that at capture.
