@@ -91,7 +91,7 @@ def message_specs(
     for number, (message, consumer) in enumerate(zip(messages, consumers, strict=True)):
         tensor, producer = producers[message.tensor]
         shape, strides, size = _layout(tensor)
-        # Within another tensor a message has its place already, and what is ahead is not its own.
+        # A message in another tensor already has its place, and the bytes ahead are not its own.
         ahead = tensor.misaligned_bytes if size and message.into is None else 0
         specs.append(
             MessageSpec(
@@ -143,7 +143,7 @@ def byte_view(tensor: torch.Tensor, ahead: int = 0) -> torch.Tensor:
     """Return the bytes of a tensor, in the order of its storage, without a copy.
 
     Args:
-        tensor: Whose.
+        tensor: The tensor.
         ahead: Bytes of its storage before its first element, returned with them.
     """
     elements = elements_of(tensor)
@@ -252,7 +252,7 @@ def misaligned_buffer(
 
 
 def received(spec: MessageSpec, buffer: torch.Tensor) -> Any:
-    """Return what has arrived in `buffer`: the tensor itself, or a Python number."""
+    """Return the content of `buffer` that has arrived: a tensor, or a Python number."""
     return HOST_TYPES[spec.dtype][1](buffer.item()) if spec.is_scalar else buffer
 
 
