@@ -1,4 +1,4 @@
-"""Memory of the host, for state that is on its device only while ops use it (`plan.rewritten`).
+"""Host memory for state that is on its device only while ops use it (`plan.rewritten`).
 
 With a GPU it is pinned. A CPU rank has it in a shared anonymous mapping, because `RLIMIT_DATA`,
 which limits the rank's memory, counts only private memory.
@@ -15,7 +15,7 @@ import torch
 from pardnn.backends.torch.devices import empty_tensor, strides_of
 from pardnn.graph.ir import Op, Tensor, span_bytes
 
-#: By address. A tensor holds its mapping, so an entry is there as long as the tensor.
+#: Mappings by address. A tensor holds its mapping, so an entry lives as long as the tensor.
 _mappings: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
@@ -45,14 +45,14 @@ def is_on_host(value: torch.Tensor) -> bool:
 
 
 def on_host(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op in the memory of the host, where it may be already."""
+    """Return the value of a source op in host memory, where it may already be."""
     if is_on_host(value):
         return value
     return host_tensor(op.outputs[0], device).copy_(value.detach())
 
 
 def where_it_lies(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op where its op wants it: on the host, or no longer there."""
+    """Return the value of a source op where its op wants it: in host memory, or out of it."""
     if op.memory == "host":
         return on_host(value, op, device)
     if is_on_host(value) and value.dim():
