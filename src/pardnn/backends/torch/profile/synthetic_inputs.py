@@ -58,7 +58,7 @@ def _classes(call: Call, position: int) -> int | None:
     return tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
 
 
-#: What the integer inputs of a call must stay below.
+#: What bounds the integer inputs of a call.
 _BOUNDS: Mapping[str, Callable[[Call], int | None]] = {
     "embedding": _rows(0, 0),
     "embedding_dense_backward": lambda call: call.literal(2, "num_weights", None),
