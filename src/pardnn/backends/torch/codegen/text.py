@@ -31,7 +31,7 @@ class Identifiers:
     """A variable for each name of a graph.
 
     Args:
-        reserved: Names that the code uses otherwise.
+        reserved: Names that the code uses for other things.
     """
 
     def __init__(self, reserved: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class Identifiers:
         self._by_name: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
-        """Return the variable of a name, the same at each call and no other name's."""
+        """Return the variable of a name: always the same, and different for each name."""
         if name not in self._by_name:
             self._by_name[name] = self.new(name)
         return self._by_name[name]
@@ -99,8 +99,8 @@ def filled(head: str, parts: Sequence[str], tail: str = ")") -> list[str]:
     """Return `head`, the parts with commas between them, and `tail`: on one line if they fit.
 
     Args:
-        head: Such as "x = aten.mm.default(".
-        parts: Arguments; a line may break after each.
+        head: The beginning, such as "x = aten.mm.default(".
+        parts: The arguments; a line may break after each.
         tail: What closes it.
     """
     line = head + ", ".join(parts) + tail

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.rng import mt19937
 from pardnn.errors import UnsupportedError
 
-# Most draws of a call per element before it is taken for a reseed: 0.5 us an element. Samplers with
+# Most draws of a call per element before it counts as a reseed: 0.5 us an element. Samplers with
 # a fixed number of draws take at most 4.
 MAX_DRAWS_PER_ELEMENT = 64
 # 32-bit draws behind one pair of normal samples in double precision.

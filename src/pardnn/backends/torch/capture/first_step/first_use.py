@@ -271,7 +271,7 @@ class _Caches:
         """Return the caches that exist now."""
         known = list(self._known)
         if not self._are_counted or sys.getrefcount(_CACHE) - len(known) != self._others:
-            # Half the time of a search of all objects, and a forked process copies no pages of them.
+            # Half the time of `gc.get_objects`, and a forked process copies no pages of objects.
             known = [each for each in gc.get_referrers(_CACHE) if type(each) is _CACHE]
             self._known = WeakSet(known)
             self._others = sys.getrefcount(_CACHE) - len(known)
