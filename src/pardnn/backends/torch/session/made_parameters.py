@@ -17,7 +17,7 @@ from pardnn.backends.torch.runtime.binding import Binding
 
 @contextlib.contextmanager
 def following_parameters(binding: Binding) -> Iterator[None]:
-    """Let state and gradients follow parameters that are replaced while the context is open.
+    """Make state and gradients follow parameters that are replaced while the context is open.
 
     Args:
         binding: The binding of the sources that are set.
