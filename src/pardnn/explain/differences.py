@@ -32,7 +32,7 @@ NAMED = 5
 
 #: What helps where two plans are for two graphs.
 _TWO_GRAPHS = (
-    "The plans are for two graphs. Name both: --graph GRAPH_OF_A --other-graph GRAPH_OF_B."
+    "For plans of two graphs, name both: --graph GRAPH_OF_A --other-graph GRAPH_OF_B."
 )
 
 #: What makes a decision: plans that agree in these are the same.

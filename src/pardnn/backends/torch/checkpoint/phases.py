@@ -30,7 +30,7 @@ class Phases:
     Args:
         world: This rank's connections.
         key: A key used only once, the same on all ranks.
-        doing: What is done, for messages: "saving step 12".
+        doing: What is done, in words: "saving step 12".
     """
 
     def __init__(self, world: World, key: str, doing: str) -> None:

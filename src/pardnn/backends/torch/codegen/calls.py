@@ -216,7 +216,7 @@ def _call(
     """Return the text before the arguments, these, the text after them, and the schema's results.
 
     Args:
-        op: The op that makes the call, for messages.
+        op: The op that makes the call, for error messages.
         kind: The kind of the call.
         args: The decoded arguments.
         kwargs: The decoded keyword arguments.

@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
 
 class WaitSoFar(NamedTuple):
-    """An unfinished wait: for which rank, for how long, and at what, for messages."""
+    """An unfinished wait: for which rank, for how long, and at what, in words."""
 
     peer: int
     seconds: float

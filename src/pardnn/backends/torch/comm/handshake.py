@@ -106,7 +106,7 @@ def wait_for(
         keys: The keys to wait for.
         writers: The rank that writes each key.
         watch: Ends a wait that is in vain.
-        doing: The occasion, for messages: "before the first step", "while saving step 12".
+        doing: The occasion, in words: "before the first step", "while saving step 12".
 
     Raises:
         StuckError: E702, after the timeout, naming the ranks that wrote nothing.

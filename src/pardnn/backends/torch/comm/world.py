@@ -178,7 +178,7 @@ class World:
         Args:
             keys: The keys to wait for.
             writers: For each key, the rank that writes it.
-            doing: The occasion, for messages.
+            doing: The occasion, in words.
             timeout_s: Longest wait, seconds; None takes this rank's.
             progress: See `handshake.Watch`.
         """

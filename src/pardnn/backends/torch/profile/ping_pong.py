@@ -24,7 +24,7 @@ _ALWAYS = 64 << 10
 MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
 _ORDER_BYTES = 16
-#: For messages about a lost or missing rank.
+#: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
 
 

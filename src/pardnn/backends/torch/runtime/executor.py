@@ -382,7 +382,7 @@ class Executor:
         }  # fmt: skip
 
     def _place(self) -> tuple[str, Op | None]:
-        """Return the step's position for messages, and the op that runs there."""
+        """Return the step's position in words, and the op that runs there."""
         if self._is_code:
             return "a line of its generated code", None
         return action_text(self.program, self._actions, self._at)

@@ -31,7 +31,7 @@ def out_of_memory(
     Args:
         program: What runs.
         world: This rank's connections.
-        where: The action that ran, for messages.
+        where: The action that ran, in words.
         held: Bytes of tensors that were held.
         details: The details of the failure, with the step.
     """
@@ -55,7 +55,7 @@ def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
 
     Args:
         world: This rank's connections.
-        doing: What it does, for messages.
+        doing: What it does, in words.
 
     Raises:
         RankError: E603.

@@ -210,7 +210,7 @@ def _key(reference: Reference) -> str:
 
 
 def _shown(reference: Reference) -> str:
-    """Return the name of a place for messages."""
+    """Return the name of a place for error messages."""
     is_path = not isinstance(reference, str)
     path, key = (reference[0], reference[1]) if is_path else (reference, None)
     return str(path) if key is None else dotted(path, key)

@@ -63,7 +63,7 @@ class Notices:
     """Reports each capture, and once that there are too many.
 
     Args:
-        what: What is captured, for messages: "step".
+        what: What is captured, in words: "step".
         is_silent: Report nothing, as on all ranks but one.
     """
 

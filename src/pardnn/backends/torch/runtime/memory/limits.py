@@ -144,7 +144,7 @@ class KernelCode:
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:
-    """Limit the memory of this process from now on; return what was set, for messages.
+    """Limit the memory of this process from now on; return what was set, in words.
 
     Args:
         limit_bytes: Bytes of tensors.
