@@ -31,9 +31,7 @@ JUDGED = 24
 NAMED = 5
 
 #: What helps where two plans are for two graphs.
-_TWO_GRAPHS = (
-    "For plans of two graphs, name both: --graph GRAPH_OF_A --other-graph GRAPH_OF_B."
-)
+_TWO_GRAPHS = "For plans of two graphs, name both: --graph GRAPH_OF_A --other-graph GRAPH_OF_B."
 
 #: What makes a decision: plans that agree in these are the same.
 _DECISION = (

@@ -99,7 +99,7 @@ class Parallel(Checkpointed):
             variant = self._variants.step(batch)
         except BaseException:
             if self._state.is_limited:
-                memory_limits.lift_limit()  # so that the failure can be told
+                memory_limits.lift_limit()  # so that the failure can be reported
             raise
         self._training.steps += 1
         if self._recording is not None:

@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
             plain.
         device: The device of the new tensor or view.
         attributes: The attributes of the fake tensor, such as its mode and device.
-        plain: The output itself, if it is no tensor.
+        plain: The output itself, if it is not a tensor.
     """
 
     argument: int

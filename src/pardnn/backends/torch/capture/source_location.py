@@ -119,7 +119,7 @@ class Locator:
 
     @contextlib.contextmanager
     def tracking_modules(self) -> Iterator[None]:
-        """Track which module is running, for as long as the context is open."""
+        """Track which module is running while the context is open."""
         hooks = torch.nn.modules.module
 
         def enter(module: torch.nn.Module, _inputs: Any) -> None:

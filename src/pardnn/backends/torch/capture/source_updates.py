@@ -42,7 +42,7 @@ def source_updates(
 
     Args:
         trace: The trace of one step; copies are recorded in it.
-        irregular: Names of states whose first value is no constant.
+        irregular: Names of states whose first value is not a constant.
         is_opening: Whether the next step is another graph, which may read what this one does not.
 
     Raises:

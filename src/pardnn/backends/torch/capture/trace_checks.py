@@ -202,7 +202,7 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
 
 
 def check_constants(tracer: Tracer) -> None:
-    """Reject a step that writes to a real tensor which is no source and outlives the step.
+    """Reject a step that writes to a real tensor that is not a source and outlives the step.
 
     Raises:
         UnsupportedError: E804.

@@ -35,7 +35,7 @@ def compared_state(
 
     Returns:
         Tensors compared, how many differ in some bit, the largest difference relative to the
-        tensor's largest element (None if it is no number) and its tensor; and notes.
+        tensor's largest element (None if it is not a number) and its tensor; and notes.
     """
     if not (root / "latest").exists():
         return None, []

@@ -10,7 +10,7 @@
   host beside it.
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
 - `returns`: for each result of the call, lists flattened, the output that it becomes; null for a
-  result that is no tensor or that no op reads. Absent: the outputs in order.
+  result that is not a tensor or that no op reads. Absent: the outputs in order.
 - `redraws`: the earlier random op whose draws this op repeats (an RNG replay).
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 

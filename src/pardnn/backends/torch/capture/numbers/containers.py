@@ -185,7 +185,7 @@ def is_told(value: Any, depth: int = 0) -> bool:
 def recorders_inserted(
     objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
 ) -> Iterator[list[str]]:
-    """Put a recorder in place of each container, for as long as the context is open.
+    """Put a recorder in place of each container while the context is open.
 
     Args:
         objects: The object graph of the step.

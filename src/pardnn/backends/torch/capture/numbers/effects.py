@@ -334,7 +334,7 @@ def _has_numbers(data: Any) -> bool:
 
 @contextlib.contextmanager
 def effects_noted(tracer: Tracer, *, is_long: bool = True) -> Iterator[Effects]:
-    """Note prints, log records and checks, for as long as the context is open.
+    """Note prints, log records and checks while the context is open.
 
     Args:
         tracer: The tracer of the step that runs in it.

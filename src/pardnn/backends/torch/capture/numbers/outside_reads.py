@@ -106,7 +106,7 @@ class Look(NamedTuple):
 
 @contextlib.contextmanager
 def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
-    """Note what the user's code looks at outside the process, while the context is open.
+    """Note what the user's code looks at outside the process while the context is open.
 
     Args:
         line: Returns the user's line that runs.
@@ -184,7 +184,7 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Show the user's code a different time in each trace, while the context is open.
+    """Show the user's code a different time in each trace while the context is open.
 
     Args:
         number: The number of the trace; 0 for the true time.

@@ -76,7 +76,7 @@ class Questions:
         """Return the outcome of a condition for which the step does not raise.
 
         Raises:
-            UnsupportedError: E802, if it is no check.
+            UnsupportedError: E802, if it is not a check.
         """
         if self.is_trying:
             raise NoCheck

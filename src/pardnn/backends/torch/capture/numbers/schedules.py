@@ -45,7 +45,7 @@ def schedule_numbers(objects: ObjectGraph) -> frozenset[str]:
 
 @contextlib.contextmanager
 def schedules_noted(objects: ObjectGraph, locator: Locator, tell: Tell) -> Iterator[list[str]]:
-    """Note calls of `scheduler.step()` instead of making them, for as long as the context is open.
+    """Note calls of `scheduler.step()` instead of making them while the context is open.
 
     Args:
         objects: The object graph of the step.

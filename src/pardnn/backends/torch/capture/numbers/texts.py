@@ -96,7 +96,7 @@ def marks_in(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def texts_marked(texts: Texts) -> Iterator[None]:
-    """Make marks of symbols and of fake tensors, for as long as the context is open.
+    """Make marks of symbols and of fake tensors while the context is open.
 
     Args:
         texts: The texts of the step that runs in it.

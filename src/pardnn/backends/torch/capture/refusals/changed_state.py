@@ -142,7 +142,7 @@ def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedE
 
 
 def number_without_name(name: str, key: object) -> UnsupportedError:
-    """Return E804: a number that the first step creates under a key that is no text.
+    """Return E804: a number that the first step creates under a key that is not text.
 
     Args:
         name: The name of its place.

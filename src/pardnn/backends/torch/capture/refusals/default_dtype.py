@@ -19,7 +19,7 @@ from pardnn.errors import UnsupportedError
 def other_dtypes_refused(
     where: Callable[[], str | None],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Refuse to set another default dtype, while the context is open.
+    """Refuse to set another default dtype while the context is open.
 
     Args:
         where: Returns the user's line that runs.

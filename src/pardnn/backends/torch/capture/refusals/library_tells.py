@@ -42,7 +42,7 @@ def library_tells_refused(
     functions: Collection[types.FunctionType],
     objects: ObjectGraph,
 ) -> Iterator[None]:
-    """Refuse calls of functions of packages that log or save, while the context is open.
+    """Refuse calls of functions of packages that log or save while the context is open.
 
     Args:
         where: Returns the user's line that runs.

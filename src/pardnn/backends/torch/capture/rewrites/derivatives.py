@@ -47,7 +47,7 @@ Kernel = Callable[..., Any]
 
 @contextlib.contextmanager
 def derivatives_rewritten(tracer: Tracer) -> Iterator[None]:
-    """Put kernels with derivatives of our own in place of torch's, while the context is open.
+    """Put kernels with derivatives of our own in place of torch's while the context is open.
 
     Args:
         tracer: The tracer of the step that runs in it.

@@ -8,7 +8,7 @@ list and tuple of numbers. Indexing it by a symbol gives a host scalar, a lookup
 which are part of the graph. Tables that no symbol has indexed are replaced by the original lists.
 The content of a list is guarded as usual; a condition says that the index is within it, so that a
 call beyond its end runs the user's own code, which raises. A list that the step itself changes
-contains symbols and is no table.
+contains symbols and is not a table.
 
 Complexity: up to two more traces if a count is used as an index and there are such lists; in the
 graph, their numbers for each lookup.
@@ -84,7 +84,7 @@ def _is_table(value: Any) -> bool:
 
 @contextlib.contextmanager
 def tables_inserted(objects: ObjectGraph, chosen: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put tables in place of lists and tuples, for as long as the context is open.
+    """Put tables in place of lists and tuples while the context is open.
 
     Args:
         objects: The object graph of the step.
