@@ -178,3 +178,12 @@ def test_plans_are_compared(run: Run, run_json: Run, tiny: Path, plan: Path,
     assert (status, out) == (0, "same\n")
     status, found = run_json("diff", plan, other, "--graph", graph, "--other-graph", graph)
     assert (status, found["only_before"], found["only_after"]) == (0, [], [])
+    two, of_two = tmp_path / "two.json", tmp_path / "plan-of-two.json"
+    content = json.loads(graph.read_text())
+    content["ops"][0]["outputs"][0]["bytes"] += 4
+    two.write_text(json.dumps(content))
+    assert run("plan", two, *cluster, "--algorithm", "single", "-o", of_two)[0] == 0
+    status, _, err = run("diff", plan, of_two, "--graph", graph)
+    assert status == 5
+    assert "--graph GRAPH_OF_A --other-graph GRAPH_OF_B" in err
+    assert run("diff", plan, of_two, "--graph", graph, "--other-graph", two)[0] == 0

@@ -147,6 +147,11 @@ def test_a_device_more_is_like_the_others():
         with_devices(unlike, "+1")
     with pytest.raises(pardnn.PardnnError, match="no device has a memory limit"):
         with_memory(CLUSTER, "+1GiB")
+    with pytest.raises(pardnn.PardnnError, match=r"\+0 changes nothing"):
+        with_devices(CLUSTER, "+0")
+    limited = pardnn.Cluster.uniform(2, memory="1GiB")
+    with pytest.raises(pardnn.PardnnError, match="1024MiB changes nothing"):
+        with_memory(limited, "1024MiB")
 
 
 def test_pieces_and_second_calls_move_as_well():

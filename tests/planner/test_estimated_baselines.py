@@ -56,7 +56,7 @@ def test_by_hand_where_memory_is_short() -> None:
     assert found["small-batch"].note == "2 samples on each device"
     assert found["swapping"].makespan_s == pytest.approx(2 + 4)  # hidden behind computation
     assert rows(12 * MEGA)["small-batch"].error == (
-        "one sample needs 13000000 bytes on one device, usable: 12000000"
+        "one sample needs 12.40 MiB on one device, usable: 11.44 MiB"
     )
 
 

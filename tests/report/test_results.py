@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pardnn.report.explained import LayerRow, LayersExplained
 from pardnn.report.explained_text import explained_text
-from pardnn.report.export.result import CodeResult
+from pardnn.report.export.result import CodeResult, ExportResult
 from pardnn.report.results import RunResult, StateDifference, result_to_dict
 from pardnn.report.text import code_text, result_text, table
 
@@ -70,6 +70,15 @@ def test_names_keep_their_ends_on_a_narrow_terminal() -> None:
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert all(name in shown for name in names)
     assert "…" not in shown
+
+
+def test_fields_of_text_begin_at_one_column() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    console.print(result_text(ExportResult(output="plan.dot", format="dot", bytes=2048)))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert [line[:12].rstrip() for line in shown.splitlines()] == [
+        "output  plan", "format  dot", "bytes   2.00"
+    ]  # fmt: skip
 
 
 def shown_layers(*changes: tuple[str, float, int]) -> str:

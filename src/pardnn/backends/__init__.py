@@ -1,7 +1,7 @@
 """The interface between planning and frameworks.
 
-The functions that planning needs of a framework are named here and loaded at first use, so that
-`from pardnn import backends` loads none. If torch is not loaded yet, it is told to put large
+The functions that planning needs from a framework are named here and loaded at first use, so `from
+pardnn import backends` loads no framework. If torch is not loaded yet, it is told to put large
 tensors on large pages (`torch.ops.host_allocator`).
 """
 

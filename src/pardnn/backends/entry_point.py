@@ -19,9 +19,9 @@ from typing import Any
 
 from pardnn.errors import UsageError, UserCodeError, did_you_mean, told
 
-#: How often a function that does not return is told of, seconds.
+#: How often a function that does not return is reported, seconds.
 NOTICE_S = 60.0
-#: How the names of modules begin that entry points are loaded as.
+#: Prefix of the module names under which entry points are loaded.
 _MODULE = "pardnn_entry_"
 _LOG = logging.getLogger("pardnn")
 
@@ -33,7 +33,7 @@ def is_entry_point(target: str) -> bool:
 
 
 def functions_of(path: Path) -> list[str]:
-    """Return the functions that a Python file defines, without executing it; else none."""
+    """Return the functions that a Python file defines, without executing it; none on failure."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -92,7 +92,7 @@ def load_entry_point(target: str) -> EntryPoint:
 
     Raises:
         UsageError: E220 (form), E221 (file), E222 (function).
-        UserCodeError: The file itself raised.
+        UserCodeError: The file itself raised an error.
     """
     if not is_entry_point(target):
         found = functions_of(Path(target.partition(":")[0]))
@@ -121,13 +121,13 @@ def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any
 
     Raises:
         UsageError: E220 (form), E221 (file), E222 (function), E223 (batch_size).
-        UserCodeError: The file itself raised.
+        UserCodeError: The file itself raised an error.
     """
     return load_entry_point(target).factory(batch_size)
 
 
 def _check_arguments(found: Callable[..., Any], name: str, function: str, given: set[str]) -> None:
-    """Check that a function needs no arguments but those given."""
+    """Check that a function needs no arguments other than those given."""
     try:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):
@@ -148,9 +148,9 @@ def _check_arguments(found: Callable[..., Any], name: str, function: str, given:
 
 
 def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a factory that raises if its own code would end the program, with the exit status."""
+    """Return a factory that raises, with the exit status, if its code would end the program."""
 
-    @functools.wraps(factory)  # its parameters are looked at
+    @functools.wraps(factory)  # its parameters are inspected
     def guarded() -> Any:
         try:
             # stdout is for results alone.
@@ -171,7 +171,7 @@ def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _told_while_it_lasts() -> Iterator[None]:
-    """Say every `NOTICE_S` that the user's function still runs, and where it is."""
+    """Report every `NOTICE_S` that the user's function still runs, and where it is."""
     done, caller = threading.Event(), threading.get_ident()
 
     def tell() -> None:

@@ -1,11 +1,11 @@
-"""Large pages for large tensors: a setting that torch reads once, so this file is outside torch."""
+"""Large pages for large tensors: a setting that torch reads only once, so it is set outside."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-#: Environment variable of torch: with "1", tensors of 2 MiB and more lie on pages of that size,
+#: Environment variable of torch: with "1", tensors of 2 MiB and more are on pages of that size,
 #: which Linux fills in a quarter of the time (`torch.ops.host_allocator`).
 LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 

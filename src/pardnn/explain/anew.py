@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 
-from pardnn.cluster import Cluster, more_like
+from pardnn.cluster import Cluster, Device, more_like
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.explain.case import Case
 from pardnn.explain.memory import Memory, device_memory
@@ -43,7 +43,8 @@ def explain_memory(
         algorithm: Of new plans; None for the best of the plan's kind.
 
     Raises:
-        UsageError: E242, if no limit can be changed this way; E202, if it is not a size.
+        UsageError: E242, if no limit can be changed this way, or none changes; E202, if it is not a
+            size.
         InfeasibleError: E301, if the unchanged step no longer fits.
     """
     memory = Memory(case)
@@ -71,7 +72,7 @@ def explain_time(
         algorithm: Of new plans; None for the best of the plan's kind.
 
     Raises:
-        UsageError: E242, if the devices or links are not all alike, or it is not a number.
+        UsageError: E242, if devices or links are not all alike, it is not a number, or it is zero.
     """
     anew: tuple[Alternative, ...] = ()
     if change is not None:
@@ -95,7 +96,8 @@ def with_memory(cluster: Cluster, change: str) -> Cluster:
         change: As in `explain_memory`.
 
     Raises:
-        UsageError: E242, if no device has a limit that could be changed, or one has none left.
+        UsageError: E242, if no device has a limit that could be changed, one has none left, or
+            nothing changes.
     """
     sign, size = (change[0], change[1:]) if change[:1] in ("+", "-") else ("", change)
     amount = parse_bytes(size, "memory")
@@ -114,8 +116,8 @@ def with_memory(cluster: Cluster, change: str) -> Cluster:
     limits = [limit(device.memory) for device in cluster.devices]
     if any(size is not None and size <= 0 for size in limits):
         raise UsageError(f"{change} leaves a device without memory", code="E242")
-    return _with(cluster, [dataclasses.replace(d, memory=size)
-                           for d, size in zip(cluster.devices, limits, strict=True)])  # fmt: skip
+    devices = zip(cluster.devices, limits, strict=True)
+    return _with(cluster, [dataclasses.replace(d, memory=size) for d, size in devices], change)
 
 
 def with_devices(cluster: Cluster, change: str) -> Cluster:
@@ -126,7 +128,7 @@ def with_devices(cluster: Cluster, change: str) -> Cluster:
         change: "+1" for one.
 
     Raises:
-        UsageError: E242, if devices or links are not all alike, or it is not a number.
+        UsageError: E242, if devices or links are not all alike, it is not a number, or it is zero.
     """
     match, first = _MORE.fullmatch(change), cluster.devices[0]
     if match is None:
@@ -140,10 +142,14 @@ def with_devices(cluster: Cluster, change: str) -> Cluster:
             code="E242",
         )
     more = more_like(first, int(match[1]), [device.name for device in cluster.devices])
-    return _with(cluster, [*cluster.devices, *more])
+    return _with(cluster, [*cluster.devices, *more], change)
 
 
-def _with(cluster: Cluster, devices: list) -> Cluster:
+def _with(cluster: Cluster, devices: list[Device], change: str) -> Cluster:
+    if tuple(devices) == cluster.devices:
+        raise UsageError(
+            f"{change} changes nothing: the devices and their limits stay the same", code="E242"
+        )
     return dataclasses.replace(cluster, devices=tuple(devices))
 
 

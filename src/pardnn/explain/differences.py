@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.errors import PardnnError
+from pardnn.errors import MismatchError, PardnnError
 from pardnn.explain.case import Case, opened
 from pardnn.explain.moved import alternative, judged, ordered_anew
 from pardnn.explain.submeshes import mixed_of, on_submesh, together
@@ -29,6 +29,9 @@ from pardnn.report.explained import Alternative
 JUDGED = 24
 #: Ops of a group that are named.
 NAMED = 5
+
+#: What helps where two plans are for two graphs.
+_TWO_GRAPHS = "For plans of two graphs, name both: --graph GRAPH_OF_A --other-graph GRAPH_OF_B."
 
 #: What makes a decision: plans that agree in these are the same.
 _DECISION = (
@@ -54,8 +57,14 @@ def differences(
         InvalidPlanError: E410, if one is not valid.
         UsageError: E212, if one names no cluster.
     """
-    a = opened(graph, plan, costs)
-    b = opened(other_graph, other, a.choice if costs is None else costs)
+    try:
+        a = opened(graph, plan, costs)
+        b = opened(other_graph, other, a.choice if costs is None else costs)
+    except MismatchError as error:
+        if other_graph is not graph or plan.graph_fingerprint == other.graph_fingerprint:
+            raise
+        message = f"{error.message}\n{_TWO_GRAPHS}"
+        raise MismatchError(message, code=error.code, details=error.details) from None
     names = [{op.name: None for op in case.graph.ops} for case in (a, b)]
     moved, together = _moves(a, b)
     return DiffResult(

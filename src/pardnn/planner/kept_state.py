@@ -28,6 +28,7 @@ from pardnn.plan.state_in_place import (
     tensor_problems,
 )
 from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.report.text import bytes_text
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, restricted
 
@@ -252,8 +253,9 @@ def _check_memory(graph: Graph, usable: list[int | None], state: StateInPlace) -
     for device, size in enumerate(usable):
         if size is not None and here[device] + absent[device] > size:
             raise InfeasibleError(
-                f"device {device} holds {here[device]} bytes of this step's state and "
-                f"{absent[device]} bytes that other steps keep there, but only {size} are usable: "
+                f"device {device} holds {bytes_text(here[device])} of this step's state and "
+                f"{bytes_text(absent[device])} that other steps keep there, but only "
+                f"{bytes_text(size)} are usable: "
                 "no plan fits with the state where it is",
                 details={"device": device, "state_bytes": here[device], "other": absent[device]},
             )
@@ -265,11 +267,12 @@ def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> Inf
     absent = absent_bytes(graph, state)
     here = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(absent)
     text = ", ".join(
-        f"device {d}: {a} + {b}" for d, (a, b) in enumerate(zip(here, absent, strict=True))
+        f"device {d}: {bytes_text(a)} + {bytes_text(b)}"
+        for d, (a, b) in enumerate(zip(here, absent, strict=True))
     )
     return InfeasibleError(
         f"{error.message}\n"
-        f"State stays where it is (bytes of this step + of other steps: {text}). A plan may fit "
+        f"State stays where it is (of this step + of other steps: {text}). A plan may fit "
         "without `state`, or with the state elsewhere.",
         code=error.code,
         details=error.details | {"state_bytes": here, "other_bytes": absent},

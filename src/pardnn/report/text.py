@@ -96,8 +96,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Args:
         title: Above the table; may be empty.
-        columns: Heads; of numbers if a cell begins with one, and none is longer than `NAME_WIDTH`,
-            which the first keeps.
+        columns: Heads; of numbers if a cell begins with one (every cell, without a head), and none
+            is longer than `NAME_WIDTH`, which the first keeps.
         rows: A cell per column; a tuple is a cell of several lines.
     """
     found = Table(
@@ -110,7 +110,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     for i, column in enumerate(columns):
         longest = max((len(line) for row in rows for line in _lines(row[i])), default=0)
         may_be = i > 0 and longest <= NAME_WIDTH  # sentences are read from the left
-        is_number = may_be and any(_NUMBER.match(_lines(row[i])[0]) for row in rows)
+        kinds = [_NUMBER.match(_lines(row[i])[0]) is not None for row in rows]
+        is_number = may_be and (any(kinds) if column else all(kinds))
         width = None if i else min(longest, NAME_WIDTH)
         justify = "right" if is_number else "left"
         found.add_column(column, justify=justify, overflow="fold", min_width=width)

@@ -208,7 +208,7 @@ def test_devices_that_others_fill(size: int) -> None:
     if size == 0:
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
         return
-    with pytest.raises(InfeasibleError, match="of other steps: device 0: 0 \\+ 100"):
+    with pytest.raises(InfeasibleError, match="of other steps: device 0: 0 B \\+ 100 B"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
 
 
@@ -216,7 +216,7 @@ def test_state_that_does_not_fit_beside_that_of_others_is_refused_before_any_sea
     graph = build_graph("g", [parameter("w", size=60), read("a", "w")])
     state = dataclasses.replace(state_on(graph, {"w": 0}, 2), other_bytes=(50, 0))
     check_state(graph, Cluster.uniform(2, memory=110), 0.0, state)
-    with pytest.raises(InfeasibleError, match=r"device 0 holds 60 bytes .* and 50 bytes that"):
+    with pytest.raises(InfeasibleError, match=r"device 0 holds 60 B .* and 50 B that"):
         check_state(graph, Cluster.uniform(2, memory=109), 0.0, state)
 
 
@@ -258,12 +258,12 @@ def test_state_that_does_not_fit_where_it_lies() -> None:
     cluster = Cluster.uniform(2, memory=130)
     planned(graph, cluster, None, "auto-whole")
     state = state_on(graph, {"w": 0, "v": 0}, 2)
-    with pytest.raises(InfeasibleError, match="device 0 holds 120 bytes of this step's state"):
+    with pytest.raises(InfeasibleError, match="device 0 holds 120 B of this step's state"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
     apart = state_on(graph, {"w": 0, "v": 1}, 2)
     with pytest.raises(InfeasibleError, match="'a'.*usable: 100 bytes") as found:
         planned(graph, Cluster.uniform(2, memory=100), apart, "auto-whole")
-    assert "State stays where it is (bytes of this step + of other steps: device 0: 60 + 0" in str(
+    assert "State stays where it is (of this step + of other steps: device 0: 60 B + 0 B" in str(
         found.value
     )
 

@@ -1,8 +1,8 @@
 """One block of memory per rank in which tensors have fixed places, kept from step to step.
 
-Between steps it counts to no limit and belongs to the system: nobody can read or write it, so
-`RLIMIT_DATA` leaves it out, and the system may take its pages (`MADV_FREE`). If it takes none, the
-next step finds them all. Forked processes do not have it.
+Between steps it does not count towards a limit and belongs to the system: nobody can read or write
+it, so `RLIMIT_DATA` leaves it out, and the system may take its pages (`MADV_FREE`). Pages that it
+does not take are there for the next step. Forked processes do not have it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pardnn.backends.large_pages import has_large_pages
 from pardnn.graph.ir import Tensor, span_bytes
 
 _CLOSED, _OPEN = 0, mmap.PROT_READ | mmap.PROT_WRITE
-#: The block is a multiple of it.
+#: The block's size is a multiple of this.
 _LARGE_PAGE = 2 << 20
 
 
 class Layout(NamedTuple):
-    """What a rank's memory is chosen to be while one program runs.
+    """The layout of a rank's memory while one program runs.
 
     Attributes:
-        bytes: Of the arena.
-        most_bytes: That it may have because another program needs more; None: any number.
+        bytes: The size of the arena.
+        most_bytes: The size that it may have because another program needs more; None for any size.
         places: Tensors that have a place, each with its offset.
-        made_bytes: Most bytes of all else that the step makes, live at once.
+        made_bytes: Most bytes that the step otherwise makes, live at once.
         has_room: Whether freed blocks below 2 MiB stay in the heap.
     """
 
@@ -56,7 +56,7 @@ class Arena:
         self._size = 0
 
     def open(self, layout: Layout) -> None:
-        """Have the places of a layout; none if the system has no memory for them."""
+        """Provide the places of a layout; none if the system has no memory for them."""
         most = self._size if layout.most_bytes is None else layout.most_bytes
         is_enough = self._memory is not None and layout.bytes <= self._size <= most
         if not is_enough or layout is not self._layout:
@@ -70,9 +70,9 @@ class Arena:
             self.places = {t.name: _storage(self._memory, t, at) for t, at in layout.places}
 
     def check_freed(self, names: Sequence[str]) -> None:
-        """Check that nothing refers to the places of these tensors any more."""
+        """Check that nothing refers to the places of these tensors any longer."""
         for place in (self.places[name].untyped_storage() for name in names if name in self.places):
-            # One is that of the place, one that of `place`.
+            # One reference is the place's, one the variable `place`'s.
             assert torch._C._storage_Use_Count(place._cdata) == 2, names
 
     def close(self) -> None:

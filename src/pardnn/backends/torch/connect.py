@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pardnn.backends.torch.comm.joining import rank_device
 from pardnn.backends.torch.devices import this_device
 
-#: What tools read to find that they are one of several ranks.
+#: Variables by which tools learn that they are one of several ranks.
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 

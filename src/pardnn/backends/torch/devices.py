@@ -20,10 +20,10 @@ def this_device() -> str:
 def rank_memory_bytes(num_ranks: int | None = None) -> int:
     """Return the memory that each rank of this machine may use if no limit is given.
 
-    That is all memory of a GPU, or an equal share of the host's for each of this machine's ranks.
+    That is all of a GPU's memory, or an equal share of the host's per rank of this machine.
 
     Args:
-        num_ranks: Of this machine; None for those of torchrun.
+        num_ranks: The number of ranks on this machine; None for torchrun's.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -58,7 +58,7 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(value: Any, device: torch.device | None = None) -> Any:
-    """Return a tensor detached and on the device, without a copy if it is there already.
+    """Return a tensor detached and on the device, without a copy if it is already there.
 
     A subclass (`Parameter`) would take the slow path into each op. Other values stay as they are.
     """

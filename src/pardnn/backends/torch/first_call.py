@@ -19,7 +19,7 @@ from pardnn.errors import MismatchError, UsageError
 
 
 class OnFirstCall:
-    """The step on this rank; call it with all of its arguments, models and optimizers included.
+    """The step on this rank; call it with all of its arguments, including models and optimizers.
 
     `save`, `evaluate` and everything else of `Parallel`, except `load`, exist after the first call.
 
@@ -57,7 +57,7 @@ class OnFirstCall:
         return decode(manifest.extra)
 
     def _load(self, path: str | Path, step: int) -> None:
-        """Read what `load` was asked for, and leave the random state where it is now."""
+        """Read what `load` was asked for, and keep the current random state."""
         device = torch.device(this_device())
         drawn = random_state(device)
         self._fast.load(path, step)
@@ -94,7 +94,7 @@ class OnFirstCall:
 
     def __getattr__(self, name: str) -> Any:
         fast = self.__dict__.get("_fast")
-        # Whoever asks what this is (`hasattr(step, "func")`) is told no.
+        # Probes such as `hasattr(step, "func")` get False.
         if name.startswith("_") or not hasattr(Parallel, name):
             raise AttributeError(name)
         if fast is None:

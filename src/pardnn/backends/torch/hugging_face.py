@@ -84,7 +84,7 @@ def trainer_class(base: Any, parallelize: Callable[..., Any], options: Mapping[s
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             """Keep the batch, or update with all batches kept so far."""
             self.batches += (dict(inputs),)
-            model.train()  # an evaluation came before
+            model.train()  # after an evaluation
             if len(self.batches) < self.current_gradient_accumulation_steps:
                 return torch.zeros(())
             count = num_items_in_batch if self.model_accepts_loss_kwargs else None
@@ -106,11 +106,11 @@ def trainer_class(base: Any, parallelize: Callable[..., Any], options: Mapping[s
             return self.fast_step.evaluate(_loss_of, dict(inputs), count), None, None
 
         def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-            """Write model, optimizer and random state; any number of ranks can go on from it."""
+            """Write model, optimizer and random state; any number of ranks can resume from it."""
             self.fast_step.save(output_dir, extra=self.lr_scheduler.state_dict())
 
         def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
-            """Write nothing: it is in the checkpoint."""
+            """Write nothing, as the checkpoint holds it."""
 
         def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
             self.resumed = resume_from_checkpoint

@@ -39,7 +39,7 @@ def lightning_strategy(base: Any, step: Any) -> Any:
 
     Args:
         base: `SingleDeviceStrategy`.
-        step: From `parallelize`; its caller or Lightning saves what it does not reach.
+        step: The result of `parallelize`; its caller or Lightning saves what it does not reach.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
 
@@ -50,15 +50,15 @@ def lightning_strategy(base: Any, step: Any) -> Any:
             return rank == 0
 
         def broadcast(self, obj: Any, src: int = 0) -> Any:
-            """Return what rank `src` has: names of checkpoints are looked for on disk."""
+            """Return what rank `src` has: names of checkpoints come from a search on disk."""
             return _sent(obj, src)
 
         def lightning_module_state_dict(self) -> dict[str, Any]:
-            """Return nothing: it is in the checkpoint."""
+            """Return nothing, as the checkpoint holds it."""
             return {}
 
         def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-            """Return nothing: it is in the checkpoint."""
+            """Return nothing, as the checkpoint holds it."""
             return {}
 
         def save_checkpoint(

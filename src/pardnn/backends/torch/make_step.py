@@ -16,7 +16,7 @@ def make_step(factory: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any
 
     Raises:
         UsageError: E224, if it returns anything but `(step, args)`.
-        UserCodeError: The factory raised.
+        UserCodeError: The factory raised an error.
     """
     made, recording = initialise(factory)
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):

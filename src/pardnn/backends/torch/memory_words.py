@@ -1,7 +1,7 @@
 """Words of memory at many addresses, read at once.
 
 Python reads one attribute of one object at a time; a step's guards have thousands. NumPy reads all
-of them in one loop, so the processor waits for many lines of memory at once.
+of them in one loop, so the processor fetches many lines of memory at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-#: What a word is: 8 bytes, as a pointer, a size or a dictionary's version is.
+#: The type of a word: 8 bytes, like a pointer, a size or a dictionary's version.
 WORD = ctypes.c_uint64
 WORD_BYTES = ctypes.sizeof(WORD)
 #: Bytes from the start of an object to its type: behind the count of references.
@@ -22,7 +22,7 @@ class Words:
     """The words at some addresses.
 
     Args:
-        addresses: Bytes, multiples of 8. The memory there has to be kept alive while it is read.
+        addresses: Addresses that are multiples of 8, whose memory has to be kept alive for reading.
 
     Attributes:
         found: The words as last read, in the order of the addresses.
@@ -31,17 +31,17 @@ class Words:
     def __init__(self, addresses: np.ndarray) -> None:
         first = int(addresses.min()) if len(addresses) else 0
         indices = (addresses - first) // WORD_BYTES
-        # All memory between them, of which only these words are read; one that nobody looks at.
+        # It spans all memory between them, of which only these words are read; or a dummy word.
         span = int(indices.max()) + 1 if len(addresses) else 0
         memory = (
             np.ctypeslib.as_array((WORD * span).from_address(first))
             if span
             else np.zeros(1, dtype=np.uint64)
         )
-        # New memory at each look would take longer than the look: 45 of 85 us for 2,470 words.
+        # New memory for each read would cost more than the read: 45 of 85 us for 2,470 words.
         self._bytes = bytearray(WORD_BYTES * len(addresses))
         self.found = np.frombuffer(self._bytes, dtype=np.uint64)
-        # Any mode but "raise" writes to `out` at once; no index is out of range.
+        # Any mode but "raise" writes directly to `out`; no index is out of range.
         self._take = functools.partial(memory.take, indices, out=self.found, mode="clip")
 
     def read(self) -> bytearray:

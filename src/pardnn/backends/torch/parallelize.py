@@ -99,7 +99,7 @@ class Parallel(Checkpointed):
             variant = self._variants.step(batch)
         except BaseException:
             if self._state.is_limited:
-                memory_limits.lift_limit()  # so that the failure can be told
+                memory_limits.lift_limit()  # so that the failure can be reported
             raise
         self._training.steps += 1
         if self._recording is not None:
@@ -107,7 +107,7 @@ class Parallel(Checkpointed):
         return variant.finished()
 
     def _begin(self) -> None:
-        """Take models back that a step on this state has gathered."""
+        """Take back models that a step on this state has gathered."""
         try:
             self._followed()
             for training in self._state.users:
@@ -143,12 +143,12 @@ class Parallel(Checkpointed):
         return self._evaluations[key](given)
 
     def load(self, path: str | Path, step: int | None = None) -> Any:
-        """Read a checkpoint, as `Checkpointed.load` says."""
+        """Read a checkpoint, see `Checkpointed.load`."""
         self._variants.check_opened()
         return super().load(path, step)
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
-        """Take state dicts, as `Checkpointed.load_state_dict` says."""
+        """Take state dicts, see `Checkpointed.load_state_dict`."""
         self._variants.check_opened()
         super().load_state_dict(state)
 
@@ -367,20 +367,20 @@ def parallelize(
         limits = is_limited and not state.is_limited
         if limits:
             pin_allocator()
-            _limit(state, first.executor)  # so that it holds while the state is made
+            _limit(state, first.executor)  # so that it applies while the state is made
         elif state.world.device.type == "cpu":
             grow_heap()
         announce = functools.partial(guard_spread_objects, state.spread)
         variants = Variants(state, history, make, first, recording, announce)
         if limits:
-            _limit(state, first.executor)  # what the user's own models held is free by now
+            _limit(state, first.executor)  # by now, the memory of the user's own models is free
         for batch in shapes:
             variants.prepare(batch)
         if on_signal is not None and state.stop is None:
             state.stop = StopSignal(state.world, on_signal)
         recorded = None if record is None else Recording(record, variants.current.executor)
     except PardnnError as error:
-        if state.users:  # other steps go on
+        if state.users:  # other steps continue
             raise
         memory_limits.lift_limit()
         raise state.world.report_failure(error) from error.__cause__
@@ -388,6 +388,6 @@ def parallelize(
 
 
 def _limit(state: LiveState, executor: Executor) -> None:
-    """Let this rank hold, beside the state that is there, what its limit leaves."""
+    """Limit this rank to what its limit leaves beside the existing state."""
     held, device = live_bytes(executor.live_values), state.world.device
     state.is_limited = memory_limits.set_limit_beside(executor.limit_bytes, held, device)

@@ -17,6 +17,7 @@ from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.least_memory import least_peaks
+from pardnn.report.text import bytes_text
 from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.sim.peak import live_bytes, one_device_peak
@@ -52,7 +53,7 @@ def check_held(problem: Problem, held: Sequence[int]) -> None:
         if usable is not None and size > usable:
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
-                f"{size} bytes of parameters and state; usable: {usable}."
+                f"{bytes_text(size)} of parameters and state; usable: {bytes_text(usable)}."
             )
 
 
@@ -71,7 +72,7 @@ def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> No
         if usable is not None and size > usable:
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
-                f"{size} bytes at once, or more; usable: {usable}.",
+                f"{bytes_text(size)} at once, or more; usable: {bytes_text(usable)}.",
                 details={"device": device, PEAK: max(sizes), "usable_bytes": usable},
             )
 
@@ -111,8 +112,8 @@ def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     where = f" ({op.source})" if op.source else ""
     raise InfeasibleError(
         f"no plan fits. With every op cut over {cluster.num_devices} devices, device {device} "
-        f"holds {int(held[worst])} bytes while {shown(op.name)}{where} runs; usable: "
-        f"{usable[device]} (limit {limit}, reserve {reserve:g}).",
+        f"holds {bytes_text(int(held[worst]))} while {shown(op.name)}{where} runs; usable: "
+        f"{bytes_text(usable[device])} (limit {bytes_text(limit)}, reserve {reserve:g}).",
         details={
             "device": device,
             "op": op.name,

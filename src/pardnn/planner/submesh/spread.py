@@ -36,6 +36,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan, check_fixed
 from pardnn.planner.submesh.columns import Columns, columns_of
 from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
+from pardnn.report.text import bytes_text
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
@@ -306,7 +307,7 @@ def _spread(problem: Problem, columns: Columns, step: _LocalStep, column: Outcom
     if not fits(local.arrays, plan, problem.capacities):
         worst = int(peaks(local.arrays, plan).max())
         raise InfeasibleError(
-            f"no plan fits. With ops cut over {size} devices, a device holds {worst} bytes.",
+            f"no plan fits. With ops cut over {size} devices, a device holds {bytes_text(worst)}.",
             details={"peak_bytes": worst},
         )
     timeline = simulate(local, step.machine, plan)

@@ -21,6 +21,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.problem import Problem
 from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.report.results import CompareRow
+from pardnn.report.text import bytes_text
 from pardnn.sim.peak import one_device_peak
 
 #: Bytes/s between all devices and their host, together: PCI Express 3, as in the paper.
@@ -98,7 +99,10 @@ def _small_batch(problem: Problem, batch_size: int | None, at: AtBatch | None) -
         if all(peak <= limit for limit in limits):
             break
         if batch == 1:
-            least = f"one sample needs {peak} bytes on one device, usable: {min(limits)}"
+            least = (
+                f"one sample needs {bytes_text(peak)} on one device, usable: "
+                f"{bytes_text(min(limits))}"
+            )
             return _no_row("small-batch", least)
         batch //= 2
     rate = sum(batch / seconds for seconds in _step_seconds(problem, graph))

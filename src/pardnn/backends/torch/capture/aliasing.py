@@ -45,7 +45,7 @@ class AliasTracker:
     def __init__(self, calls: list[Call], locator: Locator) -> None:
         self.calls = calls
         self.locator = locator
-        self.caches: Sequence[Any] = ()  # of `functools`, that keep tensors of the trace
+        self.caches: Sequence[Any] = ()  # of `functools`, which keep tensors of the trace
         self._storages: dict[int, Storage] = {}
 
     def mark(self, tensor: torch.Tensor, value: Value) -> None:
@@ -70,7 +70,7 @@ class AliasTracker:
         return value
 
     def _filling(self) -> Sequence[Any]:
-        """Return those of `caches` of which the functions run now, in their form of this trace."""
+        """Return those of `caches` whose functions are running, in their form of this trace."""
         if not self.caches:
             return ()
         running = {frame.f_code for frame, _ in traceback.walk_stack(None)}
@@ -185,7 +185,7 @@ class AliasTracker:
         return self._record_view(value)
 
     def _lazy_view(self, value: Value, flags: tuple[bool, bool]) -> Value:
-        """Record views of a value that read as its conjugate, its negative, or both."""
+        """Record views that read a value as its conjugate, its negative, or both."""
         for i, kind in enumerate(("aten._conj.default", "aten._neg_view.default")):
             if flags[i]:
                 storage, geometry, now = value.storage, value.geometry, flags_of(value.geometry)

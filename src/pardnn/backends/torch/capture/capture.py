@@ -3,7 +3,7 @@
 The step is traced three times over fake tensors, more often where it counts in Python, so nothing
 is computed and no tensor data is allocated:
 
-1. To let optimizers create their state and gradients come into being.
+1. To let optimizers create their state, and to create gradients.
 2. With new placeholders for every source and with symbols for every number that may change: this
    is the step that repeats, and its trace becomes the graph.
 3. To compare: what differs between two traces would be frozen at one of its values.
@@ -99,7 +99,7 @@ from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 
-#: A step is traced with other numbers as symbols until the trace agrees; each time more are known.
+#: How often a step is traced until its numbers are settled; each trace tells more of them.
 _MAX_TRACES = 10
 
 
@@ -110,7 +110,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         step: The user's step; `step(*args)` runs forward, backward and update, and returns the
             loss. It is run three times over fake tensors, never over real ones.
         *args: Models, optimizers and an example batch, real tensors or fake ones.
-        name: Of the graph; the step's own name by default.
+        name: The name of the graph; the step's own name by default.
 
     Returns:
         A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
@@ -143,9 +143,9 @@ def capture_step(
     Args:
         step: The user's step.
         args: Its arguments.
-        name: Of the graph.
+        name: The name of the graph.
         whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
-        must_train: Whether it must change a parameter; another path of the same step need not.
+        must_train: Whether it must change a parameter, which other paths of the step need not.
         has_loss: Whether it must return a loss; an evaluation need not.
         filled: Names of containers that other paths of the same step only fill.
         live: Names of numbers of objects that change between calls; inputs if it reads them.
@@ -181,7 +181,7 @@ class _Session:
     """One capture.
 
     Attributes:
-        traces: Of the step.
+        traces: The traces of the step.
         original: What the objects of the step held before the first trace.
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
@@ -281,7 +281,7 @@ class _Session:
         """Return the selection to try after a trace has failed.
 
         Args:
-            error: Of the trace; raised again if nothing is left to try.
+            error: The error of the trace; raised again if nothing is left to try.
             chosen: What it was made with.
             first: Trace of the first step.
         """
@@ -296,10 +296,10 @@ class _Session:
     def _again(
         self, chosen: Selection, initial: dict[str, Any], constants: KeptTensors, trace: StepTrace
     ) -> tuple[StepTrace | None, bool]:
-        """Trace the step once more, for `Assignments`."""
+        """Trace the step again, for `Assignments`."""
         try:
             again = self.traces.trace(chosen, initial=initial, constants=constants, locate=False)
-        except (OtherUse, Exception):  # code in C that meets a stand-in raises what it likes
+        except (OtherUse, Exception):  # C code that meets a stand-in may raise anything
             return None, False
         return again, is_repeated(trace, again)
 
@@ -318,7 +318,7 @@ class _Session:
         trace = traces.trace(OPENING)
         check_same_twice(trace, again)
         if self.first is not None and difference(trace, self.first):
-            raise NotFollowed  # state that no walk reaches is not restored: it would begin with it
+            raise NotFollowed  # state that no walk reaches is not restored, and would leak
         if trace.effects.texts.untold is not None:
             raise unsupported.text_of_a_number(*trace.effects.texts.untold)
         after = traces.objects()
@@ -330,7 +330,7 @@ class _Session:
         return Captured(graph, tuple(left_gradients(found)), constants=trace.tracer.constants())
 
     def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors, Assignments]:
-        """Trace the first step; return its trace, what the objects hold after it, what it made."""
+        """Trace the first step; return its trace, what the objects then hold, and what it made."""
         live = sources_of(self.original, self.traces.batch)
         before = self.original, tensor_names(live)
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
@@ -349,13 +349,13 @@ class _Session:
         """Return a trace as a graph; the objects of the step are as the trace left them.
 
         Args:
-            name: Of the graph.
-            trace: Of the step that repeats.
+            name: The name of the graph.
+            trace: The trace of the step that repeats.
             first: That of the first step; None of a first step that is a graph of its own.
             chosen: What it was made with.
             irregular: Why states have no first value, by name.
             sharing: Sources that share a storage with others, by name.
-            states: Calls that fill the states which the first step creates.
+            states: Calls that fill the states created by the first step.
         """
         returned = loss_of(trace.result, trace.roots) if self.has_loss else None
         loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
@@ -377,15 +377,15 @@ class _Session:
         self, trace: StepTrace, chosen: Selection, initial: dict[str, Any],
         constants: KeptTensors, settled: ObjectGraph, difference: UnsupportedError | None,
     ) -> None:  # fmt: skip
-        """Reject a step whose next trace, with plain ints, differs, or whose first one does.
+        """Reject a step whose next trace with plain ints differs, or whose first trace does.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
             chosen: What it was made with.
             initial: First values of the states that the first step created, by name.
-            constants: What that step made of constants, and keeps.
+            constants: What that step made from constants and keeps.
             settled: What the objects of the step held after the first step.
-            difference: From the first step.
+            difference: The difference from the first step.
         """
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)

@@ -27,9 +27,9 @@ from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.codec import constant_value, find_call, flatten_result
 from pardnn.graph.ir import SOURCE_KINDS, Op, Tensor
 
-#: What a fake kernel raises where the result depends on data.
+#: What fake kernels raise where the result depends on data.
 DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-#: Their second argument is a list of indices and masks.
+#: Ops whose second argument is a list of indices and masks.
 INDEXED = frozenset({
     torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor,
     torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default,
@@ -76,7 +76,7 @@ def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] |
                 try:
                     _run_call(call, env)
                 except (RuntimeError, TypeError, ValueError, IndexError):
-                    return None  # on a device that is not here, say
+                    return None  # for example, on a device that this machine lacks
     return [env[value] for value in values]
 
 
@@ -90,7 +90,7 @@ def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
 
     Args:
         values: Values of an earlier trace.
-        calls: That trace.
+        calls: The calls of that trace.
 
     Returns:
         The results, fake tensors of the trace that is being made.
@@ -134,7 +134,7 @@ def producers_of(
     """Return all calls that values depend on.
 
     Args:
-        values: Of the trace.
+        values: The values of the trace.
         is_allowed: Whether a value may depend on a source.
 
     Returns:
@@ -202,7 +202,7 @@ def folded_result(
         args: Its positional arguments, values of the trace inside; it has no others.
         values: The values among them.
         calls: The trace so far.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
 
     Returns:
         Fake tensors, or the number that a query returns; None if it depends on data that may

@@ -35,17 +35,17 @@ from pardnn.backends.torch.ops.schema import fake_result
 
 _META = torch.device("meta")
 FUSED_RNN = torch.ops.aten.mkldnn_rnn_layer.default
-#: Above this, running a layer to measure its workspace would cost more than a capture may take.
+#: Above this, running a layer to measure its workspace takes too long for a capture.
 _MAX_RNN_BYTES = 1 << 30
-#: Above this, a call that fails is not run on zeros for its words.
+#: Above this, a failing call is not run on zeros for its error message.
 _MAX_ERROR_BYTES = 64 << 20
-#: Fake kernels raise these where they cannot know, and real ones would not.
+#: Fake kernels raise these where they lack data; real kernels would not.
 _OF_FAKES = (
     DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException,
 )  # fmt: skip
 #: Workspace and outputs over the bytes of the gates of all time steps; 4 was measured.
 _RNN_BYTES_PER_GATE = 5
-#: An output of these types is part of the recipe itself.
+#: Outputs of these types are part of the recipe itself.
 _PLAIN = (type(None), bool, int, float)
 
 
@@ -53,11 +53,12 @@ class Recipe(NamedTuple):
     """How to make one output.
 
     Attributes:
-        argument: Index among the call's tensors of the one that it views or is; -1 for none.
-        geometry: Of the new tensor or view; None if it is the argument itself, or plain.
-        device: Of the new tensor or view.
-        attributes: Of the fake tensor, such as its mode and device.
-        plain: The output itself, if it is no tensor.
+        argument: Index, among the call's tensors, of the one that it views or is; -1 for none.
+        geometry: The geometry of the new tensor or view; None if it is the argument itself, or
+            plain.
+        device: The device of the new tensor or view.
+        attributes: The attributes of the fake tensor, such as its mode and device.
+        plain: The output itself, if it is not a tensor.
     """
 
     argument: int
@@ -154,7 +155,7 @@ class FakeCache:
         if recipe.geometry is None:
             return recipe.plain if recipe.argument < 0 else tensors[recipe.argument]
         shape, strides, offset, dtype = recipe.geometry
-        # As FakeTensor's constructor does; it takes three times as long.
+        # The same as FakeTensor's constructor, which takes three times as long.
         with torch._C._DisableTorchDispatch():
             if recipe.argument < 0:
                 inner = torch.empty_strided(shape, strides, dtype=dtype, device=_META)
@@ -217,7 +218,7 @@ def is_too_large_to_run(args: Sequence[Any]) -> bool:
 def _eager_error(
     func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
-    """Return the error of the real kernel, whose text differs from that of a fake one.
+    """Return the error of the real kernel, whose text differs from the fake one's.
 
     It is run on zeros; None if it raises nothing, or its arguments are large or unknown.
     """
@@ -243,7 +244,7 @@ def _eager_error(
 def _fused_rnn_workspace(args: Sequence[Any]) -> int | None:
     """Return the bytes that a fused recurrent layer keeps for its backward pass; None for none.
 
-    Only oneDNN can tell, and the fake kernel returns 0: so the layer is run once on zeros.
+    Only oneDNN knows, and the fake kernel returns 0, so the layer is run once on zeros.
     """
     with unset_fake_temporarily():
         real = [

@@ -47,8 +47,8 @@ def placeholder(
 
     Args:
         tensor: A live tensor.
-        mode: Of the fake.
-        whole: What the live tensor is a shard of; None if it is the whole.
+        mode: The mode of the fake tensor.
+        whole: The whole of which the live tensor is a shard; None if it is the whole.
 
     Raises:
         UnsupportedError: E801, if the tensor is sparse, quantized or lazily conjugated.
@@ -91,7 +91,7 @@ def _empty_like(
 
 
 def _copy_attributes(tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Let a placeholder have the attributes of the tensor that it stands for."""
+    """Copy a tensor's attributes to its placeholder."""
     own, given = fake.__dict__, attributes_of(tensor)
     copied = {k: x for k, x in given.items() if k not in own and not k.startswith("_pardnn")}
     if copied:
@@ -99,8 +99,8 @@ def _copy_attributes(tensor: torch.Tensor, fake: torch.Tensor) -> None:
 
 
 def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Let the user's hooks on a parameter see the placeholder's gradient."""
-    # As torch's C++ reads them: it knows nothing of `OrderedDict.move_to_end`.
+    """Make the user's hooks on a parameter see the placeholder's gradient."""
+    # In the order of torch's C++ code, which does not see `OrderedDict.move_to_end`.
     for hook in dict.values(tensor._backward_hooks or {}):
         fake.register_hook(hook)
     for hook in dict.values(getattr(tensor, "_post_accumulate_grad_hooks", None) or {}):
@@ -110,13 +110,13 @@ def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
 def insert_placeholders(
     objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode, whole_of: WholeOf
 ) -> dict[str, FakeTensor]:
-    """Put a placeholder into every slot of every tensor source, also as a dictionary's key.
+    """Put a placeholder into every slot of every tensor source, dictionary keys included.
 
     Args:
         objects: The object graph of the step.
         sources: Its sources; those that hold no tensor are left alone.
-        mode: Of the fake tensors.
-        whole_of: Returns what a live tensor is a shard of.
+        mode: The mode of the fake tensors.
+        whole_of: Returns the whole of which a live tensor is a shard.
 
     Returns:
         The placeholders by source name.
@@ -131,12 +131,12 @@ def insert_placeholders(
             by_id.setdefault(id(live), fake)
             mark_places(fake, source.slots)
             pairs.append((live, fake))
-    # All are made before any is inserted: a tuple is rebuilt around what it holds now.
+    # All are made before any is inserted, since a tuple is rebuilt around its present items.
     for source in sources:
         if source.name in made:
             for slot in source.slots:
                 slot.set(made[source.name])
-    for live, fake in pairs:  # tensors among the attributes have placeholders by now
+    for live, fake in pairs:  # by now, tensors among the attributes have placeholders
         _copy_attributes(live, fake)
     for _, holder, content in objects.contents:
         if isinstance(content, dict) and isinstance(holder, dict):
@@ -155,8 +155,8 @@ def insert_gradient_placeholders(
     Args:
         gradients: Sources of the gradients.
         kept: The gradients themselves, by source name.
-        mode: Of the fake tensors.
-        whole_of: Returns what a live tensor is a shard of.
+        mode: The mode of the fake tensors.
+        whole_of: Returns the whole of which a live tensor is a shard.
 
     Returns:
         The placeholders by source name.

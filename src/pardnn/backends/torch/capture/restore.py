@@ -25,7 +25,7 @@ from pardnn.backends.torch.user_step.slots import (
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt)
 _NUMBERS = (int, float, *_SYMBOLS)
-#: Containers that answer for themselves: their classes are no one's to change.
+#: Containers whose own answers count: nobody can change their classes.
 _DICTS, _LISTS = frozenset({dict, OrderedDict, defaultdict}), frozenset({list, deque})
 
 
@@ -89,7 +89,7 @@ def _is_untouched(now: Any, then: Any) -> bool:
 def first_change(
     contents: Sequence[tuple[str, Any, Any]], known: Collection[int] = ()
 ) -> str | None:
-    """Return the name of a holder of other objects than before; None if there is none.
+    """Return the name of a holder whose objects have changed; None if there is none.
 
     Replacing one tensor by another does not count.
 
@@ -141,7 +141,7 @@ def is_arithmetic(change: Changed) -> bool:
 
 
 def is_flag(change: Changed) -> bool:
-    """Whether a place that held a bool holds another one, or one that only a run knows."""
+    """Whether a place that held a bool holds another, or one that only a run knows."""
     is_one = isinstance(change.now, bool | torch.SymBool)
     return change.slot is not None and type(change.then) is bool and is_one
 
@@ -150,7 +150,7 @@ def is_filled(change: Changed) -> bool:
     """Whether a place that held None now holds a number that the step computes from others."""
     if change.slot is None or change.then is not None or change.is_new:
         return False
-    if not isinstance(change.slot.holder, list):  # a number of constants stays from then on
+    if not isinstance(change.slot.holder, list):  # a number computed from constants then stays
         node = node_of(change.now)
         return node is not None and node.hint is None
     return isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)

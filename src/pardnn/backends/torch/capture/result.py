@@ -30,7 +30,7 @@ _MAX_DEPTH = 8
 
 @contextlib.contextmanager
 def roots_noted() -> Iterator[list[torch.Tensor]]:
-    """Note the tensors on which `backward` is called; within it, checkpoints call it themselves."""
+    """Note the tensors on which `backward` is called, except by checkpoints within it."""
     roots, run = list[torch.Tensor](), torch.autograd._engine_run_backward
 
     def noted(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def loss_of(result: Any, roots: Sequence[torch.Tensor] = ()) -> torch.Tensor:
 
     Args:
         result: What the step returned.
-        roots: Those of `roots_noted`.
+        roots: The tensors of `roots_noted`.
 
     Raises:
         UnsupportedError: E805, if there is none.
@@ -73,7 +73,7 @@ def recorded_result(
     """Record a copy of each tensor that a step returns besides its loss.
 
     Args:
-        tracer: Of the step, which has run.
+        tracer: The tracer of the step, which has run.
         result: What it returned.
         loss: The loss, part of it or not; None for an evaluation.
         held: Names of the step's own objects by id, see `objects_by_name`.
@@ -106,10 +106,10 @@ def structured(
 
     Args:
         result: What a step returned.
-        loss: The tensor of it that is the loss; None if none is to be told from others.
+        loss: The tensor in it that is the loss; None if none is marked.
         kept: Called with each other tensor, and each number that only a run knows.
         held: Names of the step's own objects by id.
-        depth: Of containers around it.
+        depth: How many containers are around it.
     """
     if result is loss and loss is not None:
         return {"loss": True}
@@ -147,7 +147,7 @@ def kept_copy(tracer: Tracer, tensor: torch.Tensor) -> Call:
     copy = record(tracer, "clone", tensor)
     call = tracer.aliases.value(copy).call
     call.kept = True
-    call.source = None  # the step has returned: the user's innermost line is the caller's
+    call.source = None  # the step has returned, so the user's innermost line is the caller's
     return call
 
 
@@ -176,7 +176,7 @@ def _named_items(item: Any) -> list[tuple[str | int, Any]] | None:
     if isinstance(item, types.SimpleNamespace):
         return list(vars(item).items())
     if isinstance(item, tuple) and type(item) is not tuple:
-        # Torch's own, as of `x.max(0)`, have their names for `match` alone.
+        # The names in torch's own, as of `x.max(0)`, are only for `match`.
         names = getattr(item, "_fields", getattr(type(item), "__match_args__", ()))
         return [*zip(names, item, strict=True)] if len(names) == len(item) > 0 else None
     return None
@@ -199,7 +199,7 @@ def _scalars(result: Any, depth: int) -> Iterator[torch.Tensor]:
 
 def _items(result: Any) -> list[Any]:
     if recorded_name(result) is not None:
-        return []  # what it holds is not looked at
+        return []  # its content is not searched
     if isinstance(result, list | tuple):
         return list(result)
     named = _named_items(result)

@@ -39,7 +39,7 @@ class RngReplays:
         """Note a random call; set `replays` if its numbers have been drawn before.
 
         Args:
-            call: With its arguments, before it is recorded.
+            call: The call with its arguments, before it is recorded.
             device: Type of the device that it draws on.
             where: Its line, for the error.
 
@@ -62,7 +62,7 @@ class RngReplays:
         stream.advance(position + 1)
 
     def finish(self) -> None:
-        """Check that the step leaves the generators after its last number.
+        """Check that the step leaves the generators just after its last number.
 
         Raises:
             UnsupportedError: E801, if it leaves them elsewhere: the next step would begin there.

@@ -47,13 +47,13 @@ def traces_differ(
 
 
 def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Value, Any]:
-    """Return the numbers that are known although they come from a choice by data.
+    """Return numbers that are known although a choice by data makes them.
 
-    That is one between equal numbers, as of a count that is 0 and set to 0, and what Python
-    computes of it.
+    Such a choice is between equal numbers, as for a count that is 0 and set to 0. What Python
+    computes from these is known, too.
 
     Args:
-        calls: Of a trace or more.
+        calls: The calls of one or more traces.
         hints: Numbers that do not depend on data.
     """
     found = dict(hints)
@@ -74,10 +74,10 @@ def _known_numbers(calls: Iterable[Call], hints: Mapping[Value, Any]) -> dict[Va
 
 
 def _on_tensors(calls: Sequence[Call], hints: Mapping[Value, Any]) -> list[Call]:
-    """Return the calls but those of host scalars whose number is known, and what these alone read.
+    """Return the calls without those of host scalars with known numbers, and what only they read.
 
     Args:
-        calls: Of a trace.
+        calls: The calls of a trace.
         hints: Numbers of host scalars.
     """
     rest = [call for call in calls if not call.outputs or call.outputs[0] not in hints]
@@ -90,7 +90,7 @@ def is_part_of(calls: Sequence[Call], hints: Mapping[Value, Any], first: Sequenc
     """Whether the calls that take numbers are, in order, among those of a first step.
 
     Args:
-        calls: Of the step that repeats.
+        calls: The calls of the step that repeats.
         hints: Numbers of its host scalars.
         first: Calls of the first step, with plain numbers.
     """
@@ -109,8 +109,8 @@ def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value,
     """Return kind, arguments, results and content of a call, to compare it across traces.
 
     Args:
-        call: Of a trace.
-        positions: Of values in it; a missing one equals any other missing one.
+        call: A call of a trace.
+        positions: The positions of values in it; missing ones are equal to each other.
         hints: Numbers of its host scalars.
     """
     arguments = (
@@ -127,4 +127,4 @@ def _with_positions(data: Any, positions: Mapping[Value, Any], hints: Mapping[Va
         return literal(hints[data]) if data in hints else ("value", positions.get(data, -1))
     if isinstance(data, list | tuple):
         return [_with_positions(item, positions, hints) for item in data]
-    return literal(data)  # nan is the same twice, and 1 is not True
+    return literal(data)  # nan equals itself, and 1 is not True

@@ -20,7 +20,7 @@ import torch
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.user_step.code_names import is_typed
 
-#: A line beyond it is the remainder: of a function in other words, see `choices.normal_form`.
+#: Line numbers of rewritten functions are taken modulo this, see `choices.normal_form`.
 LINES = 100_000
 _INTERNAL_PACKAGES = ("torch", "numpy", "pardnn")
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
@@ -104,7 +104,7 @@ class Locator:
         if self._is_silent:
             return
         node = torch._C._current_autograd_node()
-        # A module runs during a backward pass only where a forward pass is recomputed.
+        # A module runs in a backward pass only to recompute a forward pass.
         if node is not None and not self._modules_entered:
             forward = self._forward_by_node.get(node._sequence_nr())
             if forward is not None:
@@ -119,7 +119,7 @@ class Locator:
 
     @contextlib.contextmanager
     def tracking_modules(self) -> Iterator[None]:
-        """Track which module is running, for as long as the context is open."""
+        """Track which module is running while the context is open."""
         hooks = torch.nn.modules.module
 
         def enter(module: torch.nn.Module, _inputs: Any) -> None:

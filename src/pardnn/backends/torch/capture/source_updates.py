@@ -41,8 +41,8 @@ def source_updates(
     """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
-        trace: Of one step; copies are recorded in it.
-        irregular: Names of states whose first value is no constant.
+        trace: The trace of one step; copies are recorded in it.
+        irregular: Names of states whose first value is not a constant.
         is_opening: Whether the next step is another graph, which may read what this one does not.
 
     Raises:
@@ -61,10 +61,10 @@ def source_updates(
         live = source.get()
         if name in trace.assigned and not isinstance(live, torch.Tensor):
             continue
-        # What a source holds at the end matters only if the next step reads it.
+        # A source's final content matters only if the next step reads it.
         kept = is_registered(source) and name not in irregular
         matters = source.kind == "parameter" or kept or value.storage in read
-        # Where a call makes gradients and no update, another one is to read them.
+        # If a call makes gradients but no update, another call will read them.
         matters |= is_opening if source.parameter is None else hands_on
         if isinstance(live, torch.Tensor) and not matters:
             continue
@@ -94,9 +94,9 @@ def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]
 
 
 def _is_rebound(trace: StepTrace, value: Value, live: Any) -> bool:
-    """Whether the step replaced an input in its container by one of its shape and dtype: a state.
+    """Whether the step replaced an input by one of the same shape and dtype: a state.
 
-    One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; a next
+    One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; the next
     call with it would be another step.
     """
     if not isinstance(live, torch.Tensor):
@@ -118,7 +118,7 @@ def is_registered(source: Source) -> bool:
 def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> list[Call]:
     """Record `source.copy_(live)` where `live` is another tensor than the source."""
     if live is None and source.parameter is not None:
-        # Dropped: the next call begins with zeros, which its own gradient is added to.
+        # Dropped: the next call starts from zeros, to which it adds its own gradient.
         return [_zeroed(trace, source)]
     if not isinstance(live, torch.Tensor):
         raise unsupported.replaced_tensor(source.name, "by something that is not a tensor")
@@ -140,7 +140,7 @@ def _zeroed(trace: StepTrace, source: Source) -> Call:
 
 
 def gradients_read(first: StepTrace) -> list[str]:
-    """Return the gradients from before the first step to which it adds its own."""
+    """Return the gradients from before the first step to which the step adds its own."""
     read = {storage for call in first.tracer.calls for storage, _ in call.reads}
     return [
         name
@@ -155,8 +155,8 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
     No later call of this step reads what it leaves there; one that takes another path may.
 
     Args:
-        trace: Of the second run, which becomes the graph.
-        first: Of the first run.
+        trace: The trace of the second run, which becomes the graph.
+        first: The trace of the first run.
         graph: Made of the trace.
     """
     carried = {op.name for op in graph.ops}
@@ -178,7 +178,7 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
 def _templates(trace: StepTrace) -> set[str]:
     """Return the sources on the meta device, if a trace reads none of them.
 
-    They are no model's that is yet to be initialised: `functional_call` gives it other tensors.
+    They belong to no model that still has to be initialised: `functional_call` replaces them.
     """
     found = {name for name, source in trace.sources.items() if is_on_meta(source.get())}
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
@@ -186,7 +186,7 @@ def _templates(trace: StepTrace) -> set[str]:
 
 
 def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
-    """Return the gradients from before the first step that it reads and no later step finds."""
+    """Return the gradients from before the first step that only the first step reads."""
     return [name for name in gradients_read(first) if name not in trace.sources]
 
 
@@ -197,7 +197,7 @@ def ordered_live_calls(
     """Return the live calls, ordered and named, sources first.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         loss: The value that is the loss; None of an evaluation.
         updated: Calls that outlive the step.
         irregular: Why states have no first value, by name.

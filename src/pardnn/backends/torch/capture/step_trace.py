@@ -1,4 +1,4 @@
-"""The trace of one step: what runs of it have recorded, and what is asked about it as a whole."""
+"""The trace of one step: what its run has recorded, and questions about it as a whole."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class StepTrace:
         choices: Its code that runs depending on data: `choices.choices.Choices`.
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
-        created: Of the first step: values of the tensors that it creates, by name.
-        left: Of the first step: values of what the sources are after it, by name.
-        filled: Of the first step: what it puts into containers that it only fills, by name.
+        created: For the first step: values of the tensors that it creates, by name.
+        left: For the first step: values of the sources after it, by name.
+        filled: For the first step: what it puts into containers that it only fills, by name.
         unfilled: Names of such containers into which it puts nothing.
-        orders: Keys of dictionaries in which it leaves them in another order, by name.
+        orders: Keys of the dictionaries whose order it changes, by name.
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
         tables: Lists and tuples that its counts index, or may: `rewrites.tables`.
-        stood_for: By the id of each placeholder, the tensor that it replaces.
+        stood_for: The tensor that each placeholder replaces, by the placeholder's id.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
@@ -105,7 +105,7 @@ def _is_trained(source: Source) -> bool:
 
 
 def may_go_otherwise(trace: StepTrace) -> bool:
-    """Whether numbers or flags have decided which path the step takes."""
+    """Whether numbers or flags have decided the path of the step."""
     scalars = trace.tracer.scalars
     flags = [name for name in trace.settings if ".param_groups." not in f".{name}"]
     return bool(scalars.conditions or scalars.guards or flags)
@@ -118,9 +118,9 @@ def symbols_inserted(
     """Put a symbol in place of each number, a source of the trace, while the context is open.
 
     Args:
-        trace: Of the step that will run.
+        trace: The trace of the step that will run.
         numbers: Sources of the numbers.
-        frozen: Names of those that stay numbers, for whose values alone the graph will hold.
+        frozen: Names of those that stay numbers; the graph holds only for their values.
     """
     live = [source.get() for source in numbers]
     for source, number in zip(numbers, live, strict=True):

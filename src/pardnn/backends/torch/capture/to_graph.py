@@ -29,12 +29,12 @@ class Captured(NamedTuple):
     """A captured step.
 
     Attributes:
-        graph: Of the step.
+        graph: The graph of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
         made_anew: How the tensors are made that eager steps keep and the graph makes each time:
             `KeptTensors.origins`.
-        live: Names of numbers of objects that change between calls, and the graph reads.
-        unleft: Names of the batch's tensors that eager steps leave a gradient on.
+        live: Names of numbers of objects that change between calls and that the graph reads.
+        unleft: Names of the batch's tensors on which eager steps leave a gradient.
         constants: Real tensors that are constants of it, with their values.
         flags: Names of buffers that it treats as constants.
     """
@@ -68,7 +68,7 @@ def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:
 def add_order_edges(calls: Sequence[Call]) -> None:
     """Extend `after` so that each write follows the consumers and the write before it.
 
-    A consumer follows the write before it, too, even one of other elements.
+    A consumer also follows the write before it, even one of other elements.
 
     Args:
         calls: Live calls in a correct order.
@@ -151,7 +151,7 @@ def graph_of(
     """Return named calls as a checked graph.
 
     Args:
-        name: Of the graph.
+        name: The name of the graph.
         calls: Live, ordered and named.
         loss: The value that is the loss; None of an evaluation.
         granted: What the graph takes for granted, the `arguments` of its loss op.
@@ -170,7 +170,7 @@ def graph_of(
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
     """Name the group of each written storage; storages that one call allocates or writes share it.
 
-    So do storages in which a call finds elements by an offset: a copy of a view begins elsewhere.
+    So do storages that a call addresses by offset, since a copy of a view begins elsewhere.
     O(calls), by union-find.
     """
     together = {storage for call in calls for storage in _mutated_storages(call)}
@@ -246,7 +246,7 @@ def tensor_of(value: Value) -> Tensor:
         dtype=str(dtype).removeprefix("torch."),
         strides=None if _is_contiguous(shape, strides) else tuple(strides),
         alias_of=value.base.name if value.base is not None else None,
-        # In a trace, what owns a storage begins at its beginning.
+        # In a trace, the owner of a storage starts at its beginning.
         misaligned_bytes=offset * dtype.itemsize % ALIGNMENT if size and is_view else 0,
     )
 

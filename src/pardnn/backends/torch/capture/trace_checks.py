@@ -92,7 +92,8 @@ def of_search(error: PardnnError) -> PardnnError:
     """Return E802 if an optimizer that searches raised an error, and other errors unchanged.
 
     Args:
-        error: Of a trace; its words are of what `LBFGS` itself reads, which nobody can rewrite.
+        error: The error of a trace; it is about what `LBFGS` itself reads, which no user can
+            rewrite.
     """
     frames = traceback.walk_tb(error.__traceback__)
     if all(frame.f_code.co_filename != _SEARCHING for frame, _ in frames) or error.code != "E802":
@@ -201,7 +202,7 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
 
 
 def check_constants(tracer: Tracer) -> None:
-    """Reject a step that writes to a real tensor which is no source and outlives the step.
+    """Reject a step that writes to a real tensor that is not a source and outlives the step.
 
     Raises:
         UnsupportedError: E804.

@@ -54,7 +54,7 @@ class Value:
         base: The input through which it shares its storage; None for the owner.
         kind: float, int or bool of a host scalar.
         device: Device type of a tensor.
-        name: In the graph; given at the end.
+        name: The name in the graph; given at the end.
         untouched: How many of its storage's written values are known not to overlap it.
     """
 
@@ -79,7 +79,7 @@ class Call:
         kwargs: Keyword arguments.
         inputs: The values among the arguments, each once.
         outputs: The values that it produces, new versions of changed inputs last.
-        returns: For each tensor the call returns, the output; None where it is no output.
+        returns: The output behind each tensor that the call returns; None where it is none.
         mutated: Inputs that it changes in place.
         reads: Storages whose content it reads, with the version.
         random: Whether it draws random numbers.
@@ -91,8 +91,8 @@ class Call:
         replays: The predecessor whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
         kept: Whether its output outlives the step, for the caller.
-        within: Of a write, the `AliasTracker.caches` of which the functions run.
-        name: In the graph; given at the end, to sources at once.
+        within: For a write, those of `AliasTracker.caches` whose functions are running.
+        name: The name in the graph; given at the end, to sources at once.
     """
 
     kind: str
@@ -117,7 +117,7 @@ class Call:
 
 
 class LazyGeometry(tuple[torch.Size, tuple[int, ...], int, torch.dtype]):
-    """Of a tensor that reads as the conjugate or the negative of what its memory holds.
+    """The geometry of a tensor that reads its memory as conjugate or negative.
 
     Attributes:
         flags: Whether as the conjugate, and whether as the negative.
@@ -126,7 +126,7 @@ class LazyGeometry(tuple[torch.Size, tuple[int, ...], int, torch.dtype]):
     flags: tuple[bool, bool]
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one is lazy in the same way."""
+        """Whether another geometry is equal and lazy in the same way."""
         return flags_of(other) == self.flags and tuple.__eq__(self, other)  # type: ignore[arg-type]
 
     def __ne__(self, other: object) -> bool:

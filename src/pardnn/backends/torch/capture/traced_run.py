@@ -92,8 +92,8 @@ def run_traced(
         step: The user's step.
         args: Its arguments, with placeholders in them.
         tracer: Records the calls.
-        mode: Of the fake tensors.
-        context: To run it in, a copy of this one.
+        mode: The mode of the fake tensors.
+        context: The context to run it in, a copy of this one.
 
     Raises:
         UnsupportedError: E801 to E804, if the step cannot be captured.
@@ -154,7 +154,7 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _quiet_fakes() -> Iterator[None]:
-    """Keep torch from logging what it raises as well: a mistake in the step, told by its line."""
+    """Keep torch from logging errors that it also raises, and that are reported with their line."""
     log = logging.getLogger(fake_tensor.__name__)
     before, log.disabled = log.disabled, True
     try:
@@ -177,19 +177,19 @@ def run_noted(
     """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
 
     Args:
-        trace: Of the step, with its sources.
+        trace: The trace of the step, with its sources.
         step: The user's step.
         args: Its arguments, with placeholders and symbols in them.
-        mode: Of the fake tensors.
-        recorders: Replace the objects that it only fills or writes to.
-        names: Of the placeholders by id.
+        mode: The mode of the fake tensors.
+        recorders: Replace the objects that the step only fills or writes to.
+        names: The names of the placeholders by id.
         chosen: Which numbers are symbols.
         forms: Functions that run in normal form.
-        number: Of the trace, by which its clock is set; 0 for one that may be kept.
+        number: The number of the trace, by which its clock is set; 0 for one that may be kept.
 
     Raises:
         PardnnError: As `run_traced` does.
-        OtherUse: It does more with one of the containers.
+        OtherUse: The step does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
@@ -234,7 +234,7 @@ def run_noted(
 
 
 class _Before:
-    """What is noted about a step's objects before it runs, besides their content."""
+    """What is noted about a step's objects before it runs, apart from their content."""
 
     def __init__(
         self, objects: ObjectGraph, walk: Callable[[], ObjectGraph],
@@ -248,7 +248,7 @@ class _Before:
         self._followed = followed
 
     def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
-        """Return the user's functions that may run, once what they ask of caches is checked."""
+        """Return the user's functions that may run, after checking their use of cache counts."""
         found = used_names(step, self._objects.seen.values())
         check_counts(found.functions, self._objects.seen.values())
         self._of_libraries = library_globals(found, self._objects.seen.values())
@@ -264,7 +264,7 @@ class _Before:
         check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())
-        if changed and not is_first:  # what a first step sets, later ones find
+        if changed and not is_first:  # later steps find what a first step sets
             raise changed_state(sorted(changed))
 
     def _line(self, name: str) -> str | None:
@@ -275,7 +275,7 @@ def _run_asked(
     step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode,
     *, is_first: bool,
 ) -> Any:  # fmt: skip
-    """Call `run_traced`, and note what a way that raises leaves in the objects of the step."""
+    """Call `run_traced`, and note what a raising branch leaves in the step's objects."""
     questions, begun = tracer.scalars.questions, []
     context = contextvars.copy_context()
     note = questions.on_trial
@@ -292,7 +292,7 @@ def _run_asked(
         raise
 
 
-#: They call `float`, `open` or `x[i]` as the user's code does, which raise there.
+#: They call `float`, `open` or `x[i]` for the user's code, whose errors come through them.
 _PASSING_ON = frozenset(
     each.__module__
     for each in (
@@ -307,14 +307,14 @@ def _is_ours(error: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    # A step that takes other arguments raises here, where it is called.
+    # A step that takes other arguments raises here, at its call.
     return name.partition(".")[0] == "pardnn" and name not in {__name__, *_PASSING_ON}
 
 
 def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
     op = str(getattr(error, "func", None) or error.args[0])
     if isinstance(error, fake_tensor.DataDependentOutputException):
-        # Such an op asks whether tensors are equal, say.
+        # For example, the op asks whether tensors are equal.
         return unsupported.data_dependent_branch(where)
     if isinstance(error, fake_tensor.DynamicOutputShapeException):
         return unsupported.data_dependent_shape(op, where)
@@ -328,12 +328,12 @@ _NEEDS_DATA = (
     "tensor subclasses", "__format__", "must be real number", "data is not allocated",
     "only supported seed types",
 )  # fmt: skip
-#: Of torch's own assertion where a jagged tensor meets fake ones.
+#: From torch's own assertion where a jagged tensor meets fake ones.
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
 
-#: Where a flag has to be a bool, for which a symbol is not taken; the last is what comes of
-#: `with torch.inference_mode(flag)`.
+#: Where a flag has to be a bool and a symbol is not accepted; the last is raised by `with
+#: torch.inference_mode(flag)`.
 _NEEDS_FLAG = (
     "requires_grad must be a bool", "training mode is expected to be boolean",
     "'function' object does not support the context manager protocol",
@@ -353,7 +353,7 @@ def _is_of_zero_tangents(error: BaseException) -> bool:
 def _unsupported_by_message(
     text: str, where: str | None, tracer: Tracer
 ) -> UnsupportedError | None:
-    """Return the error that torch's message stands for; None if it is another."""
+    """Return the error that torch's message stands for; None if it is an unrelated one."""
     is_flag = any(part in text for part in _NEEDS_FLAG) and any(
         value.kind is bool for call in tracer.calls for value in call.outputs
     )

@@ -60,7 +60,7 @@ class Tracer(TorchDispatchMode):
 
     Attributes:
         fake_mode: Mode of the fake tensors that the step computes with.
-        calls: In the order of execution, sources first.
+        calls: The calls in the order of execution, sources first.
         scalars: Its host scalars.
         aliases: Which value each tensor is.
         rng_replays: Finds the random calls that replay the numbers of an earlier one.
@@ -133,7 +133,7 @@ class Tracer(TorchDispatchMode):
         return self.scalars.finish(call, kind)
 
     def number_of(self, tensor: torch.Tensor) -> Any:
-        """Return the number that a tensor of one element holds, as a symbol, whoever needs it."""
+        """Return the number in a tensor of one element as a symbol, regardless of who needs it."""
         number = self._item(tensor)
         self.permitted_reads.add(self.calls[-1])
         return number
@@ -145,7 +145,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Record one call and return its fake result."""
         kwargs = kwargs or {}
-        if func is _DEVICE:  # autograd makes it as often as all other calls together
+        if func is _DEVICE:  # autograd makes it as often as all others together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if self.before_call is not None:
             self.before_call()
@@ -254,7 +254,7 @@ class Tracer(TorchDispatchMode):
             is_size = "int" in kind or arguments.is_sized
             if node is None or (is_size and node.hint is None):
                 raise unsupported.data_dependent_size(self.locator.line())
-            if is_size:  # it decides a shape: the graph holds for this number alone
+            if is_size:  # it decides a shape: the graph holds only for this number
                 arg = self.scalars.guard_scalar(node)
                 arguments.key += (arg.__class__, arg)
                 return arg, arg
@@ -292,7 +292,7 @@ class Tracer(TorchDispatchMode):
 
     def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
-            if func is _DETACH:  # of `numpy()`, which would go on to its data
+            if func is _DETACH:  # from `numpy()`, which would go on to read its data
                 raise unsupported.unknown_tensor(tuple(tensor.shape), self.locator.line())
             return self._literal(func, tensor)
         value = self.aliases.value(tensor)
@@ -376,11 +376,11 @@ class Tracer(TorchDispatchMode):
         return result
 
     def constants(self) -> list[tuple[torch.Tensor, Value]]:
-        """Return the real tensors that the step uses and that are no sources."""
+        """Return the real tensors that the step uses and that are not sources."""
         return [(tensor, self.aliases.value(fake)) for tensor, fake in self._constants.values()]
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
-        """Return the fake of a real tensor that the step uses and that is no source."""
+        """Return the fake of a real tensor that the step uses and that is not a source."""
         key = tensor.untyped_storage()._cdata, geometry_of(tensor)
         if key not in self._constants:
             if tensor._is_zerotensor():
@@ -395,6 +395,6 @@ class Tracer(TorchDispatchMode):
 
 
 def _as_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as its memory holds it, of which it may be a lazy conjugate or negative."""
+    """Return a tensor as its memory holds it, without a lazy conjugate or negative."""
     tensor = tensor._conj() if tensor.is_conj() else tensor
     return tensor._neg_view() if tensor.is_neg() else tensor

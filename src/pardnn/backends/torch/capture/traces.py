@@ -58,17 +58,17 @@ class Traces:
         step: The user's step.
         args: Its arguments; the items are replaced while tracing.
         batch: Indices of the arguments that are the batch.
-        mode: Of the fake tensors.
+        mode: The mode of the fake tensors.
         fake_cache: Fake results that all traces share.
         whole_of: Returns the geometry of the whole tensor if a live tensor is a shard.
         recorders: Replace the objects that the step only fills or writes to.
         flags: Buffers that are treated as constants.
         checks: Known branches on data that only raise, of the first step and of the others.
-        caches: Of `functools`, in which a trace has left fake tensors.
+        caches: The caches of `functools`, in which a trace has left fake tensors.
         cached: How the tensors in them are made.
         held: Gradients that existed before the first trace, by name.
-        carried: Those of them that the step reads: each call passes them on to the next.
-        number: Of the last trace.
+        carried: Those of `held` that the step reads: each call passes them on to the next.
+        number: The number of the last trace.
         forms: Functions that run in normal form.
     """
 
@@ -93,7 +93,7 @@ class Traces:
         clear_caches(self.caches)
 
     def note_caches(self) -> None:
-        """Note the caches filled by a trace that is made again."""
+        """Note the caches that a repeated trace fills."""
         new_caches(self.mode, self.caches)
 
     def keep_cached(self) -> None:
@@ -118,7 +118,7 @@ class Traces:
         constants: KeptTensors = NOTHING_KEPT,
         locate: bool = True,
     ) -> StepTrace:
-        """Run the step over new placeholders and record it; again where a branch may be a check.
+        """Run the step over new placeholders and record it, again if a branch may be a check.
 
         Args:
             chosen: Which numbers are symbols.
@@ -164,7 +164,7 @@ class Traces:
     ) -> StepTrace:
         """Run the step once over new placeholders and record it; `objects` is what it reaches."""
         self.forms.forget()
-        if self.caches:  # what only they hold goes, and weak references lead to it no longer
+        if self.caches:  # what only they hold is freed, so weak references no longer lead to it
             self.clear_caches()
             objects = self.objects()
         sources = sources_of(objects, self.batch)
@@ -197,7 +197,7 @@ class Traces:
         with symbols_inserted(trace, numbers, chosen.frozen), inserted as trace.tables:
             run_noted(
                 trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.forms,
-                0 if locate else self.number + 1,  # what is kept is of the true time
+                0 if locate else self.number + 1,  # a kept trace sees the true time
             )  # fmt: skip
         check_cached(tracer, self.caches, self.cached)
         if chosen.tables is None and tracer.scalars.is_index_asked:
@@ -220,7 +220,7 @@ def _add_sources(
 def _first_value(
     source: Source, initial: Mapping[str, Any] | None, objects: ObjectGraph
 ) -> dict[str, Any] | None:
-    """Return the arguments of a source that the first step creates; None of any other."""
+    """Return the arguments of a source that the first step creates; None for any other."""
     if source.name not in (initial or {}):
         return None
     assert initial is not None

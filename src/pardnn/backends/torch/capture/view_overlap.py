@@ -20,7 +20,7 @@ def are_disjoint(one: Geometry, other: Geometry) -> bool:
 
     Args:
         one: Shape, strides, storage offset (elements) and dtype.
-        other: Likewise.
+        other: The same of the other view.
     """
     if 0 in one[0] or 0 in other[0]:
         return True
@@ -44,7 +44,7 @@ def slices(base: Geometry, view: Geometry) -> list[tuple[int, int, int]] | None:
 
     Args:
         base: Shape, strides, storage offset (elements) and dtype of the larger view.
-        view: Likewise, of the view to be sliced out of it.
+        view: The same of the view to be sliced out of it.
     """
     if base[1] != view[1] or base[3] != view[3]:
         return None
@@ -77,7 +77,7 @@ def last_write(value: Value) -> Value | None:
 
 
 def span(geometry: Geometry) -> tuple[int, int]:
-    """Return the first byte of a view in its storage, and the one behind its last.
+    """Return the first byte of a view in its storage, and the byte after its last.
 
     Args:
         geometry: Shape, strides, storage offset (elements) and dtype; not empty.

@@ -45,7 +45,7 @@ class Checkpointed(ABC):
         several; tied tensors are written once, so that `safetensors.torch.load_model` reads it.
 
         Args:
-            path: Of the file.
+            path: The path of the file.
             optimizer: Add optimizer states, as "optimizer.state.model.weight.exp_avg".
 
         Raises:

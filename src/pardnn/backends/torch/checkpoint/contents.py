@@ -32,9 +32,9 @@ class Contents(NamedTuple):
     """The tensors of a checkpoint before it is written.
 
     Attributes:
-        tensors: Without checksums.
+        tensors: The tensors, without checksums.
         files: Bytes of each rank's file.
-        values: For each rank, the live values that it writes, in the order of its file.
+        values: The live values that each rank writes, in the order of its file.
     """
 
     tensors: tuple[SavedTensor, ...]
@@ -47,7 +47,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
 
     Args:
         program: What runs.
-        keys: Of `state_dict_keys`.
+        keys: The result of `state_dict_keys`.
         step: Steps that were trained.
 
     Raises:
@@ -70,7 +70,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
             values[rank].append(program.ops[op].outputs[0].name)
             pieces.append(piece)
         tensors.append(dataclasses.replace(tensor, pieces=tuple(pieces)))
-    # Where the data begins is known once all names are.
+    # The start of the data is known only once all names are.
     headers = [len(piece_header(each, step)) for each in pieces_by_file(tensors, len(load))]
     moved = tuple(
         dataclasses.replace(
@@ -111,8 +111,8 @@ def with_sums(
     """Yield tensors with the checksums of their pieces.
 
     Args:
-        tensors: Of `Contents`.
-        sums: For each rank those of its file, in its order.
+        tensors: The tensors in `Contents`.
+        sums: The checksums of each rank's file, in the file's order.
     """
     left = [iter(each) for each in sums]
     for tensor in tensors:
@@ -135,12 +135,12 @@ def root_modules(stateful: Iterable[Entry]) -> dict[str, torch.nn.Module]:
 
 
 def guard_spread_objects(spread: SpreadObjects, program: Program, binding: Binding) -> None:
-    """Let models and optimizers refuse to be read if some rank does not hold all of them.
+    """Make models and optimizers refuse to be read if some rank does not hold all of them.
 
     Args:
         spread: Keeps them.
         program: What runs.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
     """
     size = program.plan.num_devices
     whole = {
@@ -162,8 +162,8 @@ def state_dict_keys(
     """Return by source the entries of the models' state dicts that hold it.
 
     Args:
-        models: By name.
-        sources: Of the step.
+        models: The models by name.
+        sources: The sources of the step.
     """
     names = {id(source.get()): source.name for source in sources}
     found: dict[str, list[tuple[str, str]]] = {}

@@ -1,9 +1,9 @@
 """Numbers of the user's objects in a checkpoint: what the step counts, and what it only reads.
 
-Problem: each graph reads its own numbers, and if different calls alternate, the graph that runs may
-not be the one that counts.
+Problem: each graph reads its own numbers, and if different calls alternate, the running graph may
+    not be the one that counts.
 Idea: save the numbers of all graphs so far. Loaded numbers go to their places in the objects, by
-name, whether a graph reads them already or one that is captured later.
+    name, whether a graph already reads them or one captured later will.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class HeldNumbers:
 
     def __init__(self, graphs: Callable[[], Iterable[tuple[Graph, Binding]]]) -> None:
         self._graphs = graphs
-        # Of numbers that a load has set: what was there before any, and what it has set.
+        # For numbers set by a load: their original value, and the value that was set.
         self._before: dict[str, tuple[Any, Any]] = {}
 
     def values(self, binding: Binding) -> dict[str, Any]:
         """Return them as JSON types, by name, and those that a load has set for later graphs.
 
         Args:
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         now = {name: source.get() for name, source in self._places(self._before, binding).items()}
         return {name: encode(value, name) for name, value in now.items() if value is not None}
@@ -52,8 +52,8 @@ class HeldNumbers:
         changed it since.
 
         Args:
-            values: Of `values`, checked.
-            binding: Of the user's objects.
+            values: The result of `values`, checked.
+            binding: The binding of the user's objects.
         """
         places = self._places({**self._before, **values}, binding)
         for name, value in values.items():
@@ -67,14 +67,14 @@ class HeldNumbers:
 
     def check(self, values: Mapping[str, Any], objects: Mapping[str, Any], binding: Binding,
               what: str, left: Iterable[str]) -> None:  # fmt: skip
-        """Check that a checkpoint has all counted numbers, and the objects places for the others.
+        """Check that a checkpoint has all counted numbers, and that others have places.
 
         Args:
-            values: Of the checkpoint.
+            values: The values of the checkpoint.
             objects: Its values of optimizers and schedulers, which hold numbers, too.
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
             what: Names the checkpoint.
-            left: Places of other values that it puts into the objects, see `left`.
+            left: Places of other values that the checkpoint puts into the objects, see `left`.
 
         Raises:
             MismatchError: E520, naming the first number.
@@ -114,7 +114,7 @@ class HeldNumbers:
         tensors = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
         slots = slots_of_numbers(names, binding.objects(), tensors, names)
         found = {name: Source(name, "input", (slot,)) for name, slot in slots.items()}
-        # A key with a dot may be the path through a container that is not there yet.
+        # A key with a dot may be a path through a container that does not exist yet.
         there = {
             n: s for n, s in found.items() if "." not in str(slots[n].key) or s.get() is not None
         }

@@ -4,7 +4,7 @@ Problem: a call leaves `self.phase = "warm"` or `counts["a"] = {"n": 0}`, and la
 resumed run has made no such call.
 Idea: for each place that a graph so far assigns, the plain value there is saved, under the
 reference by which ranks find it, and restored on loading. Values in objects and containers that do
-not exist yet are left to the call that makes these. For an object, which a file cannot hold, the
+not exist yet are left to the call that creates those. For an object, which a file cannot hold, the
 class is saved, and loading reports it.
 """
 
@@ -27,7 +27,7 @@ from pardnn.errors import shown
 from pardnn.graph.ir import Graph
 
 _LOGGER = logging.getLogger("pardnn")
-#: What stands for an object, beside its class.
+#: What stands for an object, next to its class.
 _OBJECT = "object"
 
 
@@ -49,7 +49,7 @@ class LeftValues:
         """Return them as JSON types, by place as JSON.
 
         Args:
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         if not (places := self._places()):
             return {}
@@ -59,15 +59,15 @@ class LeftValues:
         return {
             place: encode(value, place) if _is_plain(value) else _class_of(value)
             for place, value in held.items()
-            if not isinstance(value, torch.Tensor)  # it is state, or a result
+            if not isinstance(value, torch.Tensor)  # a tensor is state or a result
         }
 
     def set(self, values: Mapping[str, Any], binding: Binding) -> None:
         """Put the values of a checkpoint into their places, outer containers first.
 
         Args:
-            values: Of `values`.
-            binding: Of the user's objects.
+            values: The result of `values`.
+            binding: The binding of the user's objects.
         """
         self._loaded |= dict.fromkeys(values)
         for place in sorted(values, key=len):
@@ -88,8 +88,8 @@ def makes(values: Mapping[str, Any], name: str) -> bool:
     """Whether a number is in one of the containers that a checkpoint puts into the objects.
 
     Args:
-        values: Of `LeftValues.values`.
-        name: Of the number.
+        values: The result of `LeftValues.values`.
+        name: The name of the number.
     """
     places = (place for place, value in values.items() if not _is_object(value))
     return any(name.startswith(f"{_name(json.loads(place))}.") for place in places)

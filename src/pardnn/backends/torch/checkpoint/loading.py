@@ -30,7 +30,7 @@ from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
-#: What is to be done where calls have made state that the checkpoint is without.
+#: What to do if calls have created state that the checkpoint lacks.
 _BEFORE = " If a call of the step makes such state, load before the first such call."
 
 
@@ -44,11 +44,11 @@ def agreed_manifest(
     """Return the directory of a step and its manifest, the same on all ranks.
 
     Args:
-        root: Of the run.
+        root: The root of the run.
         step: Number of trained steps; None for the latest.
         world: This rank's connections.
-        phases: Of this load.
-        check: Raises unless a manifest fits; also takes the name of the checkpoint.
+        phases: The phases of this load.
+        check: Raises unless a manifest fits; its second argument is the checkpoint's name.
 
     Raises:
         MismatchError: E521, if ranks read different files; what `check` raises, on all ranks.
@@ -82,10 +82,10 @@ def check_tensors(
 
     Args:
         program: What runs.
-        manifest: Of the checkpoint.
+        manifest: The manifest of the checkpoint.
         what: Names the checkpoint.
         unread: States that no graph reads: a checkpoint may have others; None: it must not.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
 
     Returns:
         The names of the states that no graph reads and that have a place.
@@ -144,8 +144,8 @@ def fill(
         program: What runs.
         rank: This rank.
         live: Its live values, by the names of the planned graph.
-        directory: Of the step.
-        manifest: Of the step.
+        directory: The directory of the step.
+        manifest: The manifest of the step.
         tick: Called now and then.
 
     Raises:
@@ -168,13 +168,13 @@ def fill(
             tick()
 
     def read(reader: PieceReader, wanted: _Wanted) -> None:
-        with torch.no_grad():  # of each thread's own
+        with torch.no_grad():  # the mode is per thread
             _read(reader, wanted, alive)
 
     try:
         read_side_by_side(directory, pieces, read)
     finally:
-        for value in values:  # memory was written, unknown to torch
+        for value in values:  # the memory was written behind torch's back
             torch.autograd.graph.increment_version(value)
 
 
@@ -182,10 +182,10 @@ class _Wanted(NamedTuple):
     """A piece that a resident needs.
 
     Attributes:
-        tensor: Saved, whole.
-        piece: Of it.
+        tensor: The whole saved tensor.
+        piece: A piece of it.
         value: The resident.
-        box: Of the whole tensor: what the resident holds.
+        box: The box of the whole tensor: what the resident holds.
     """
 
     tensor: SavedTensor
@@ -215,10 +215,10 @@ def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> 
     """Copy the intersection of some rows of a tensor with a box of it.
 
     Args:
-        value: The box; written.
-        box: Of the whole tensor.
-        rows: Read from a file.
-        dtype: Of the rows.
+        value: The values of the box; written.
+        box: The box of the whole tensor.
+        rows: The rows, read from a file.
+        dtype: The dtype of the rows.
     """
     common = intersection(rows.box, box)
     if common is None or not len(rows.data):

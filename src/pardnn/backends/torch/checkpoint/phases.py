@@ -19,7 +19,7 @@ from pardnn.backends.torch.runtime.failures import memory_reason
 from pardnn.backends.torch.runtime.memory.limits import is_out_of_memory
 from pardnn.errors import MismatchError, PardnnError, error_from
 
-#: Seconds between two signs of life of a rank that writes or reads.
+#: Seconds between two signs of life from a rank that writes or reads.
 TICK_S = 1.0
 T = TypeVar("T")
 
@@ -29,8 +29,8 @@ class Phases:
 
     Args:
         world: This rank's connections.
-        key: Used once; the same on all ranks.
-        doing: For people: "saving step 12".
+        key: A key used only once, the same on all ranks.
+        doing: What is done, in words: "saving step 12".
     """
 
     def __init__(self, world: World, key: str, doing: str) -> None:
@@ -50,7 +50,7 @@ class Phases:
 
         Args:
             phase: Returns JSON types.
-            undo: Called on this rank if the phase failed on any; done on all before any raises.
+            undo: Called on every rank if the phase failed on any, before any rank raises.
 
         Raises:
             PardnnError: The error of the lowest rank that had one, the same on all ranks.
@@ -77,14 +77,14 @@ class Phases:
         return [each["value"] for each in rows]
 
     def agree(self, phase: Callable[[], Any], otherwise: str) -> None:
-        """Run a phase that returns what this rank has read.
+        """Run a phase that returns what this rank has read, which must be the same on all.
 
         Args:
             phase: Returns JSON types.
             otherwise: What to say if ranks have read different things.
 
         Raises:
-            MismatchError: E521, if they have.
+            MismatchError: E521, if they have read different things.
             PardnnError: As `run` does.
         """
         first, *others = self.run(phase)

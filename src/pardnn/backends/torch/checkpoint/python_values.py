@@ -18,7 +18,7 @@ from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, UnsupportedError, shown
 
-#: Key that tells what JSON lacks; no dict of the user is encoded as one that has it.
+#: Key that marks values which JSON lacks; a user's dict is never encoded as one with it.
 TAG = "$"
 _MAX_ELEMENTS = 64
 SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -69,7 +69,7 @@ def decode(value: Any) -> Any:
     """Return the value that `encode` was given.
 
     Raises:
-        FileError: E435, if it is nothing that `encode` makes.
+        FileError: E435, if `encode` cannot have made it.
     """
     if isinstance(value, list):
         return [decode(item) for item in value]
@@ -103,7 +103,7 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-# Of the objects of a step.
+# The values of a step's objects.
 
 
 def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str,
 
     Args:
         stateful: The step's models, optimizers, schedulers and scalers.
-        sources: Of the step: they name the parameters.
+        sources: The sources of the step: they name the parameters.
 
     Raises:
         UnsupportedError: E824, if one has a value that a checkpoint cannot hold.
@@ -131,7 +131,7 @@ def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str,
 
 #: What schedules put into parameter groups.
 _OF_SCHEDULES = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
-#: Of a scaler; its scale and growth tracker are tensors of the graph.
+#: What a scaler holds; its scale and growth tracker are tensors of the graph.
 _SCALER_KEYS = ("_growth_factor", "_backoff_factor", "_growth_interval")
 
 
@@ -169,7 +169,7 @@ def set_values(
     """Give optimizers, schedulers and scalers the values of a checkpoint, in their own objects.
 
     Args:
-        values: Of `values_of`.
+        values: The result of `values_of`.
         stateful: As for `values_of`.
         sources: As for `values_of`.
     """
@@ -195,7 +195,7 @@ def _update(items: Any, new: Mapping[str, Any]) -> None:
     for key, value in new.items():
         old = items.get(key)
         if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
-            old.detach().copy_(value)  # the graph reads this very tensor
+            old.detach().copy_(value)  # the graph reads this tensor object
         else:
             items[key] = value
 
@@ -203,10 +203,10 @@ def _update(items: Any, new: Mapping[str, Any]) -> None:
 def check_values(
     values: Mapping[str, Any], stateful: Iterable[Entry], what: str, unread: Iterable[str] = ()
 ) -> None:
-    """Check that a checkpoint is of the same optimizers, before anything of it is loaded.
+    """Check that a checkpoint is of the same optimizers before any of it is loaded.
 
     Args:
-        values: Of the checkpoint.
+        values: The values of the checkpoint.
         stateful: The step's own objects.
         what: Names the checkpoint.
         unread: Names of its states that no graph of the step reads so far.
@@ -244,10 +244,10 @@ def check_values(
 def _setting_of_another(
     saved: list[Any], own: list[dict[str, Any]], name: str, unread: Iterable[str]
 ) -> str | None:
-    """Return a setting which shows that a checkpoint is of another kind of optimizer.
+    """Return a setting that shows that a checkpoint is of another kind of optimizer.
 
-    A version of torch may add some, and code of the user's set others later: then one side lacks
-    some. States that no graph reads so far could be anyone's: none may differ.
+    A torch version may add settings, and the user's code may set others later, so one side may lack
+    some. States that no graph has read could belong to anything: then none may differ.
     """
     has_unread = any(each.startswith(f"{name}.state.") for each in unread)
     for there, here in zip(map(decode, saved), own, strict=True):

@@ -1,4 +1,4 @@
-"""The random state of a run: a single one, as the numbers of a step are those of one device.
+"""The random state of a run: a single one, since a step draws the numbers of one device.
 
 It has the torch generators that ops draw from, and those of Python and NumPy, for data loaders.
 """
@@ -19,7 +19,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of this rank's generators, as JSON types.
 
     Args:
-        device: Of the rank.
+        device: The device of the rank.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
@@ -37,8 +37,8 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
     """Set this rank's generators; those without a state in the checkpoint stay as they are.
 
     Args:
-        state: Of `random_state`.
-        device: Of the rank.
+        state: The result of `random_state`.
+        device: The device of the rank.
 
     Raises:
         FileError: E435, if a state is damaged.

@@ -29,9 +29,9 @@ class Snapshot:
 
     Attributes:
         root: Directory of the run.
-        contents: Of all ranks.
+        contents: The contents of all ranks.
         values: This rank's live values or copies of them, by the names of `contents`.
-        manifest: Without tensors: the same on all ranks but for random states.
+        manifest: The manifest without tensors, the same on all ranks except for random states.
         random: Checksum of the random state that must be the same on all ranks; None if no op
             draws.
         keep: As for `directory.commit`.
@@ -49,9 +49,9 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
     """Write a checkpoint and return when it is durable; all ranks take part.
 
     Args:
-        snapshot: Of this rank.
+        snapshot: The snapshot of this rank.
         world: This rank's connections.
-        lock: Rank 0's, of the directory.
+        lock: Rank 0's lock on the directory.
         key: Used once; the same on all ranks.
 
     Raises:
@@ -92,10 +92,10 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
         _check_equal(found)
         directory = snapshot.root / found[0]["temporary"]
         rows = phases.run(lambda: _written(snapshot, directory, world.rank, phases), undo=discarded)
-        sums = [[Sums(*each) for each in row] for row in rows]  # JSON made lists of them
+        sums = [[Sums(*each) for each in row] for row in rows]  # JSON has turned them into lists
         phases.run(committed, undo=discarded)
     finally:
-        discarded()  # after the commit, nothing is left of it
+        discarded()  # after a commit, none is left
 
 
 def _check_equal(found: list[dict[str, Any]]) -> None:
@@ -135,10 +135,10 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> 
 
 
 def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Snapshot | None:
-    """Return a snapshot of copies on the host, which no step changes; None if there is no room.
+    """Return a snapshot of host copies, which no step changes; None if there is no room.
 
     Args:
-        snapshot: Of this rank.
+        snapshot: The snapshot of this rank.
         held: Largest number of bytes that this rank holds in a step.
         limit: Bytes that it may hold; None without limit.
         world: This rank's connections.
@@ -164,9 +164,9 @@ class Writing:
     """A save that runs during the next steps.
 
     Args:
-        snapshot: As for `write_snapshot`, of copies.
+        snapshot: The snapshot for `write_snapshot`, with copies.
         world: This rank's connections.
-        lock: Rank 0's, of the directory.
+        lock: Rank 0's lock on the directory.
         key: Used once; the same on all ranks.
     """
 
@@ -183,10 +183,10 @@ class Writing:
             self._error = error
 
     def join(self) -> None:
-        """Wait for it.
+        """Wait until it has ended.
 
         Raises:
-            PardnnError: What it failed with.
+            PardnnError: The error that it failed with.
         """
         self._thread.join()
         if self._error is not None:

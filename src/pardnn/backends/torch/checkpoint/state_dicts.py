@@ -1,4 +1,4 @@
-"""Torch's state dicts of a step's objects, whole on rank 0, and files of the whole model."""
+"""torch's state dicts of a step's objects, whole on rank 0, and files of the whole model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def export(
     """Write whole tensors into one file, some rows at a time; all ranks take part.
 
     Args:
-        path: Of the file; an old one is replaced once the new one is complete.
-        tensors: To write.
+        path: The path of the file; an old one is replaced once the new one is complete.
+        tensors: The tensors to write.
         exchange: Gathers them.
-        phases: Of this export.
+        phases: The phases of this export.
         rank: This rank; rank 0 writes.
 
     Raises:
@@ -47,7 +47,7 @@ def export(
     """
     found, tied = exported_names([t for t in tensors if t.keys] or tensors, optimizer=True)
     found += [(t.name, t) for t in tensors if not t.keys and t.name not in dict(found)]
-    # For all rows: glibc does not reuse freed aligned memory for the next of its size.
+    # One buffer for all rows: glibc does not reuse freed aligned memory for the next request.
     rooms = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
     moved = ((t.name, rows) for _, t in found for rows in exchange.gather_rows(t.name, rooms))
 
@@ -79,9 +79,9 @@ def gathered_state_dicts(
     """Return the state dict of each model, optimizer, scheduler and scaler by name, on rank 0.
 
     Args:
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         exchange: Gathers their tensors.
-        names: Of all parameters, buffers and states.
+        names: The names of all parameters, buffers and states.
         rank: This rank.
 
     Returns:
@@ -106,11 +106,11 @@ def gathered_state_dicts(
             state = module.state_dict(keep_vars=True)
             for key in list(state):
                 state[key] = replaced(state[key])
-            found[name] = state  # the same object: it carries the versions of modules
+            found[name] = state  # the same object, since it carries the versions of modules
         for entry in binding.stateful():
             if isinstance(entry.value, torch.optim.Optimizer):
                 state = replaced(entry.value.state_dict())
-                # A rank's own optimizer has no entries of parameters that are elsewhere.
+                # A rank's own optimizer has no entries for parameters that are elsewhere.
                 for index, keys in _optimizer_sources(entry.value, binding, names).items():
                     tensors = {key: whole[name] for key, name in keys.items()}
                     state["state"][index] = state["state"].get(index, {}) | tensors
@@ -123,12 +123,12 @@ def gathered_state_dicts(
 def _optimizer_sources(
     optimizer: torch.optim.Optimizer, binding: Binding, names: Iterable[str]
 ) -> dict[int, dict[str, str]]:
-    """Return by number of the parameter and key the source of each tensor of optimizer state.
+    """Return the source of each tensor of optimizer state by parameter number and key.
 
     Args:
-        optimizer: The user's.
-        binding: Of the user's objects.
-        names: Of all parameters, buffers and states.
+        optimizer: The user's optimizer.
+        binding: The binding of the user's objects.
+        names: The names of all parameters, buffers and states.
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     indices = {id(optimizer.state[p]): i for i, p in enumerate(held) if p in optimizer.state}
@@ -153,10 +153,10 @@ def scatter_state_dicts(
 
     Args:
         state: As for `given_tensors`; that of rank 0 counts.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         exchange: Scatters their tensors.
         known: Parameters, buffers and states of the step.
-        phases: Of this load.
+        phases: The phases of this load.
         rank: This rank.
 
     Raises:
@@ -181,11 +181,11 @@ def scatter_state_dicts(
 def given_tensors(
     state: Mapping[str, Any], binding: Binding, tensors: Mapping[str, tuple[tuple[int, ...], str]]
 ) -> dict[str, torch.Tensor]:
-    """Return by source the tensors of state dicts, checked.
+    """Return the checked tensors of state dicts by source.
 
     Args:
         state: As `gathered_state_dicts` returns it; objects that it leaves out stay as they are.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         tensors: Shape and dtype of every parameter, buffer and state.
 
     Raises:
@@ -255,7 +255,7 @@ def _check_groups(name: str, optimizer: torch.optim.Optimizer, given: Mapping[st
 def _optimizer_pairs(
     name: str, own: Mapping[int, Mapping[str, str]], given: Any
 ) -> dict[str, tuple[str | None, Any]]:
-    """Return by path each state's source and the given value."""
+    """Return each state's source and its given value by path."""
     given = given.get("state", {}) if isinstance(given, Mapping) else {}
     _check_keys(f"{name}.state", own, given)
     pairs: dict[str, tuple[str | None, Any]] = {}
@@ -281,7 +281,7 @@ def given_values(state: Mapping[str, Any], binding: Binding) -> dict[str, Any]:
 
     Args:
         state: As for `given_tensors`.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
     """
     found: dict[str, Any] = {}
     for entry in binding.stateful():

@@ -72,12 +72,13 @@ class TrainingState:
     Args:
         program: What runs.
         world: This rank's connections.
-        binding: Of the user's objects.
+        binding: The binding of the user's objects.
         live: This rank's live values, by the names of the planned graph.
         spread: The user's objects that refuse to be read.
-        key: Distinguishes this step's exchanges from those of others on the same ranks.
-        most_held: Returns the most bytes that this rank holds in a step of any graph on the state.
-        unread: State of a checkpoint that no graph reads so far; None: such state is refused.
+        key: Distinguishes this step's exchanges from those of other steps on the same ranks.
+        most_held: Returns the most bytes that this rank holds in a step of any graph that uses the
+            state.
+        unread: State of a checkpoint that no graph reads so far; None refuses such state.
         graphs: Returns all graphs of the step, each with its binding; None: there is one.
 
     Attributes:
@@ -101,7 +102,7 @@ class TrainingState:
         self._most_held = most_held
         self._own_key = key
         self._spread = spread
-        # Whole tensors in the user's models on rank 0, and their versions when they were put there.
+        # Whole tensors in rank 0's models, and their versions when they were put there.
         self._synced: list[tuple[str, torch.Tensor, int]] = []
         self._program, self._world, self._binding, self._live = program, world, binding, live
         self._unread, self._of_graph = unread, (program, binding, live)
@@ -114,7 +115,7 @@ class TrainingState:
         self.moved: list[str] = []
 
     def begin_step(self) -> None:
-        """Take models back that `sync_model` has filled.
+        """Take back models that `sync_model` has filled.
 
         Raises:
             MismatchError: E524, if one was changed meanwhile; E525, as `check`.
@@ -134,7 +135,7 @@ class TrainingState:
             )
 
     def _take_back(self) -> list[str]:
-        """Put shards in place of whole tensors; return the names of those that were changed."""
+        """Put shards back in place of whole tensors; return the names of changed tensors."""
         if not self._synced:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
@@ -147,10 +148,10 @@ class TrainingState:
     def follow(
         self, program: Program, binding: Binding, live: Mapping[str, Any], gone: Set[str]
     ) -> None:
-        """Continue with what runs now, see the class; no call carries on what is `gone`.
+        """Continue with what runs now, see the class; no call carries `gone` state on.
 
-        A graph that reads less, such as one of an evaluation, leaves the rest where it was: the
-        previous graph still says where everything is, unless something has moved.
+        A graph that reads less, such as an evaluation's, leaves the rest where it was: the previous
+        graph still says where everything is, unless something has moved.
         """
         of_graph = program, binding, live
         if self._unread is not None:
@@ -173,7 +174,7 @@ class TrainingState:
             )
 
     def check(self) -> None:
-        """Raise E525 if a load that failed has left a mixture of two states."""
+        """Raise E525 if a failed load has left a mixture of two states."""
         if self._torn_by:
             raise MismatchError(
                 f"the state is part of one step and part of another: {self._torn_by}.\n"
@@ -219,7 +220,7 @@ class TrainingState:
         return f"{what}{self._own_key}/{self._count}"
 
     def _locked(self, root: Path, key: str) -> None:
-        """Let rank 0 hold the lock of the directory, and all ranks know if it cannot."""
+        """Lock the directory on rank 0 while the context is open; all ranks learn if this fails."""
 
         def lock() -> None:
             if self._world.rank == 0 and (self._lock is None or self._lock.root != root):
@@ -260,7 +261,7 @@ class TrainingState:
         )
 
     def finish(self) -> None:
-        """Wait until the save that runs during the steps is durable.
+        """Wait until a save that runs beside the steps is durable.
 
         Raises:
             PardnnError: What it failed with, the same on all ranks.
@@ -270,7 +271,7 @@ class TrainingState:
             writing.join()
 
     def close(self) -> None:
-        """Finish, and let other runs save into the directory."""
+        """Finish, and release the directory for other runs."""
         try:
             self.finish()
         finally:
@@ -319,7 +320,7 @@ class TrainingState:
         self._torn_by = ""
         return keys
 
-    # Whole.
+    # Whole tensors.
 
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one file; see `Parallel.export`."""
@@ -395,5 +396,5 @@ class TrainingState:
 
 
 def _values_in(manifest: Manifest) -> list[Mapping[str, Any]]:
-    """Return the values of optimizers and the like, held numbers, and what steps have left."""
+    """Return a checkpoint's values of optimizers and the like, held numbers, and left values."""
     return [manifest.numbers.get(key, {}) for key in ("objects", "held", "left")]

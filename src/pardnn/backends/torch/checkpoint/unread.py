@@ -1,8 +1,8 @@
-"""State of a checkpoint that no graph of the step reads so far.
+"""State of a checkpoint that no graph of the step has read so far.
 
 Problem: optimizer states and gradients exist once a call has made them. If calls alternate, with
-some adding to gradients and one updating, a resumed run has not made calls of some kind yet, so no
-graph says where such state belongs.
+    some adding to gradients and one updating, a resumed run has not yet made calls of every kind,
+    so no graph says where such state belongs.
 Idea: put it into its places in the user's objects, on the device of its parameter. The graph that
 reads it is captured and planned with it in place, as after any call; until then it is saved,
 gathered and exported together with the state of the graph that runs.
@@ -40,7 +40,7 @@ class UnreadState:
 
     Args:
         world: This rank's connections.
-        held: Returns what the ranks hold of a live tensor; None if they keep none of it.
+        held: Returns which parts of a live tensor the ranks hold; None if they keep none of it.
         keep: See `Keep`.
     """
 
@@ -54,12 +54,12 @@ class UnreadState:
         return name in self._sources
 
     def take(self, manifest: Manifest, program: Program, binding: Binding) -> None:
-        """Make room for the states of a checkpoint, and drop those of an earlier one that it lacks.
+        """Make room for the states of a checkpoint, and drop an earlier one's that it lacks.
 
         Args:
-            manifest: Of the checkpoint, checked.
+            manifest: The manifest of the checkpoint, checked.
             program: What runs.
-            binding: Of the user's objects.
+            binding: The binding of the user's objects.
         """
         saved = [tensor for tensor in manifest.tensors if tensor.name not in program.state]
         for name in self._sources.keys() - {tensor.name for tensor in saved}:
@@ -79,17 +79,17 @@ class UnreadState:
     def beside(
         self, program: Program, binding: Binding, live: Mapping[str, Any]
     ) -> tuple[Program, Mapping[str, Any]]:
-        """Return a program and its live values with the state that it does not read.
+        """Return a program and its live values, extended by the state that it does not read.
 
         Args:
             program: What runs.
-            binding: Of its sources; it gets those of the rest.
+            binding: The binding of its sources; it gets those of the rest.
             live: This rank's live values, by the names of the planned graph.
         """
         if not self._sources:
             return program, live
         for name in [name for name in self._sources if name in program.state]:
-            del self._sources[name]  # a graph reads it
+            del self._sources[name]  # by now, a graph reads it
         held = {name: self._held(source.get()) for name, source in self._sources.items()}
         rest = {name: each for name, each in held.items() if each is not None}
         if not rest:
@@ -113,8 +113,8 @@ def owners_of(saved: Iterable[SavedTensor], binding: Binding) -> dict[str, State
     """Return what states of a checkpoint belong to, by name; states without an owner are left out.
 
     Args:
-        saved: Of the checkpoint.
-        binding: Of the user's objects.
+        saved: What the checkpoint holds.
+        binding: The binding of the user's objects.
     """
     states = {tensor.name: tensor for tensor in saved if tensor.kind == "state"}
     parameters = {s.name: s.get() for s in binding.sources.values() if s.kind == "parameter"}
@@ -140,11 +140,11 @@ def _remove(source: Source) -> None:
 def _laid_out(
     saved: SavedTensor, parameter: str, program: Program, load: list[int]
 ) -> tuple[Held, dict[int, Op]]:
-    """Return where a state is, each part on one of the devices that have it of the parameter.
+    """Return where a state is: each part is on a device that has the same part of the parameter.
 
     Args:
         saved: The state.
-        parameter: Name of what it belongs to.
+        parameter: Name of the parameter that it belongs to.
         program: What runs.
         load: Bytes of such states on each device so far; written.
 
@@ -171,7 +171,7 @@ def _laid_out(
 
 
 def _tensor(saved: SavedTensor, box: Box | None, device: int | None, like: Tensor | None) -> Tensor:
-    """Return a part of a state, with the strides that a tensor made like its parameter's has."""
+    """Return a part of a state, with the strides of a tensor made like its parameter's part."""
     shape = tuple(high - low for low, high in box or whole_box(saved.shape))
     strides = None
     if like is not None:
@@ -186,7 +186,7 @@ def _tensor(saved: SavedTensor, box: Box | None, device: int | None, like: Tenso
 
 
 def _ops(name: str, held: Held) -> tuple[Op, list[tuple[Shard, Op]]]:
-    """Return the source of a state that is on devices, and that of each shard."""
+    """Return the source op of a state, and that of each shard."""
     shards: list[tuple[Shard, Op]] = []
     for shard in held.shards:
         box = shard.box or whole_box(held.tensor.shape or ())

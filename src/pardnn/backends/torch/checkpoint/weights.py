@@ -1,4 +1,4 @@
-"""Weights from files into this rank's shards, with only a few rows in memory beside them."""
+"""Weights read from files into this rank's shards, with only a few extra rows in memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LoadedKeys(NamedTuple):
     """Keys that only weight files or only models have, as torch's `load_state_dict` returns them.
 
     Attributes:
-        missing_keys: Of the models' state dicts; the files lack them.
-        unexpected_keys: Of the files; the models lack them.
+        missing_keys: Keys of the models' state dicts that the files lack.
+        unexpected_keys: Keys of the files that the models lack.
     """
 
     missing_keys: list[str]
@@ -33,13 +33,13 @@ class LoadedKeys(NamedTuple):
 
 
 class Models(NamedTuple):
-    """What weights are read into.
+    """The models that weights are read into.
 
     Attributes:
         program: What runs.
         rank: This rank.
         live: Its live values, by the names of the planned graph.
-        sources: Of the step, by name.
+        sources: The sources of the step, by name.
     """
 
     program: Program
@@ -74,13 +74,13 @@ def agreed(
     phases: Phases, path: str | Path, into: Models, keys: Callable[[], dict[str, list[str]]],
     *, strict: bool,
 ) -> tuple[dict[str, StoredTensor], LoadedKeys]:  # fmt: skip
-    """Return what all ranks have to read, after each has looked at the files.
+    """Return what all ranks have to read, after each has inspected the files.
 
     Args:
-        phases: Of this load.
-        path: Of the files.
-        into: What is read into.
-        keys: Returns those of `model_keys`.
+        phases: The phases of this load.
+        path: The path of the files.
+        into: The models.
+        keys: Returns the keys of `model_keys`.
         strict: Refuse missing and unexpected keys.
 
     Raises:
@@ -103,12 +103,12 @@ def agreed(
 def matched(
     weights: Weights, keys: Mapping[str, Sequence[str]], into: Models, *, strict: bool
 ) -> tuple[dict[str, StoredTensor], LoadedKeys]:
-    """Return by source what is to be read into it.
+    """Return what to read into each source.
 
     Args:
-        weights: The files.
-        keys: Of `model_keys`.
-        into: What is read into.
+        weights: The content of the files.
+        keys: The result of `model_keys`.
+        into: The models.
         strict: Refuse missing and unexpected keys.
 
     Raises:
@@ -176,10 +176,10 @@ def read_into(
     """Read this rank's shares.
 
     Args:
-        into: What is read into.
-        tensors: Of `agreed`.
+        into: The models.
+        tensors: The result of `agreed`.
         tick: Called now and then.
-        is_new: No step has run: states that start as copies of parameters are copies of these.
+        is_new: Whether no step has run: states that start as copies of parameters then copy these.
 
     Raises:
         FileError: E434, if a file cannot be read.

@@ -19,7 +19,7 @@ from pardnn.errors import shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import Shard
 
-#: Between steps no message of a step is on its way, and no message has this tag.
+#: Between steps no message of a step is in flight, and none has this tag.
 _TAG = (1 << 26) + 1
 
 
@@ -42,7 +42,7 @@ class Exchange:
         """Return a parameter, buffer or state whole, on the host of rank 0; None elsewhere.
 
         Args:
-            name: Of its source.
+            name: The name of its source.
         """
         shape, dtype = self._kind(name)
         whole = torch.empty(shape, dtype=dtype) if self._world.rank == 0 else None
@@ -53,8 +53,8 @@ class Exchange:
         """Yield the same, `CHUNK_BYTES` or one row at a time; None on ranks other than 0.
 
         Args:
-            name: Of its source.
-            rooms: On rank 0, buffers for the rows, used in turn; enlarged if needed.
+            name: The name of its source.
+            rooms: Rank 0's buffers for the rows, used in turn; enlarged if needed.
         """
         shape, dtype = self._kind(name)
         extent = shape[0] if shape else 1
@@ -77,8 +77,8 @@ class Exchange:
         """Copy a whole tensor of rank 0 into every shard of it.
 
         Args:
-            name: Of its source.
-            whole: On rank 0; of its shape and type.
+            name: The name of its source.
+            whole: The tensor on rank 0, of the source's shape and type.
         """
         self._move(name, whole_box(self._kind(name)[0]), whole, gather=False)
 
@@ -129,7 +129,7 @@ class Exchange:
         buffer = value if is_direct else torch.empty(value.shape, dtype=value.dtype, device=device)
         if send and not is_direct:
             buffer.copy_(value)
-        # As bytes: not every back end knows every type.
+        # Sent as bytes: not every back end knows every type.
         flat = buffer.reshape(-1).view(torch.uint8)
         try:
             if flat.numel() and send:

@@ -41,8 +41,8 @@ class CallWriter:
     """Writes the calls of one program.
 
     Args:
-        names: Of its variables.
-        tensors: Of the planned graph, by name.
+        names: The names of its variables.
+        tensors: The tensors of the planned graph, by name.
     """
 
     def __init__(self, names: Identifiers, tensors: dict[str, Tensor]) -> None:
@@ -53,7 +53,7 @@ class CallWriter:
         """Return the statements that run an op, whose inputs are in their variables.
 
         Raises:
-            FileError: E402 or E407, if the op's arguments mean nothing.
+            FileError: E402 or E407, if the op's arguments are invalid.
             UnsupportedError: E801, if its kind is not registered in this process.
         """
         arguments = op.arguments
@@ -83,7 +83,7 @@ class CallWriter:
         return [below, *(f"    {line}" for line in lines)]
 
     def _draw(self, op: Op, arguments: dict[str, Any]) -> list[str]:
-        """Return a random call on whole tensors, of whose results boxes are kept."""
+        """Return a random call on whole tensors that keeps boxes of its results."""
         ones: dict[str, Any] = {}
         kind, arguments, boxes = draw_arguments(op, arguments, ones)
         args, kwargs = _decoded(op, arguments, [*op.inputs, *ones])
@@ -107,10 +107,10 @@ class CallWriter:
         """Return the statement that makes a tensor with any content.
 
         Args:
-            variable: That it is put in.
-            shape: Of the tensor.
-            strides: In elements.
-            dtype: Refused if it is not a torch type.
+            variable: The variable into which it is put.
+            shape: The shape of the tensor.
+            strides: The strides in elements.
+            dtype: The dtype; refused if it is not a torch type.
         """
         if not isinstance(dtype, torch.dtype):
             raise FileError(f"{variable} has a type of elements that torch does not know")
@@ -122,9 +122,9 @@ class CallWriter:
         """Return the statement that makes the tensor that an op fills.
 
         Args:
-            variable: That it is put in.
-            tensor: Of the graph.
-            shape: Of the tensor.
+            variable: The variable into which it is put.
+            tensor: A tensor of the graph.
+            shape: The shape of the tensor.
         """
         dtype = getattr(torch, tensor.dtype or "float32", None)
         return self.empty(variable, shape, tensor.strides or contiguous_strides(shape), dtype)
@@ -213,14 +213,14 @@ def _decoded(
 def _call(
     op: Op, kind: str, args: list[Any], kwargs: dict[str, Any], names: Identifiers
 ) -> tuple[str, list[str], str, Sequence[Any]]:
-    """Return what stands before the arguments, these, what stands behind, and the schema's results.
+    """Return the text before the arguments, these, the text after them, and the schema's results.
 
     Args:
-        op: That makes the call, for messages.
-        kind: Of the call.
-        args: Decoded.
-        kwargs: Decoded.
-        names: Of the variables.
+        op: The op that makes the call, for error messages.
+        kind: The kind of the call.
+        args: The decoded arguments.
+        kwargs: The decoded keyword arguments.
+        names: The names of the variables.
     """
     schema = find_call(kind)._schema
     unknown = kwargs.keys() - {each.name for each in schema.arguments}
@@ -279,23 +279,23 @@ def _assigned(
     """Return a call whose results go to variables.
 
     Args:
-        targets: The variables of its results, lists flattened; None for one that nothing reads.
-        head: What stands before its arguments.
+        targets: The variables of its results, lists flattened; None for an unread result.
+        head: The text before its arguments.
         parts: Its arguments.
-        tail: What stands behind them.
-        returns: Results by its schema.
+        tail: The text after them.
+        returns: The results in its schema.
     """
     is_list = any(isinstance(each.type, torch.ListType) for each in returns)
     if not any(targets):
         return filled(head, parts, tail)
     if len(targets) == 1:
-        # Of more results the first, as the runtime takes it.
+        # Of several results, the first, as at run time.
         tail += "[0]" if is_list or len(returns) > 1 else ""
         return filled(f"{targets[0]} = {head}", parts, tail)
     names = [name or "_" for name in targets]
     head = f"flatten_result({head}" if is_list and len(returns) > 1 else head
     tail += ")" if is_list and len(returns) > 1 else ""
-    # What nothing reads is not kept.
+    # Unread results are not kept.
     lines = filled(f"{', '.join(names)} = {head}", parts, tail)
     return lines + ["del _"] * ("_" in names)
 

@@ -14,22 +14,22 @@ import torch.distributed as dist
 
 from pardnn.backends.torch.comm.wire_format import byte_view, has_strides, sendable
 
-#: Messages on their way, by number, each with what must live until it has arrived or left.
+#: Messages in flight, by number, each with what must live until it has arrived or left.
 pending: dict[int, tuple[Any, torch.Tensor]] = {}
 
 
 def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int], ahead: int = 0) -> None:
-    """Begin to send a tensor to another rank, which expects it with these strides.
+    """Begin to send a tensor to another rank, which expects these strides.
 
     Args:
-        number: Of the message.
-        value: Must not change before `wait(number)`.
+        number: The number of the message.
+        value: The tensor, which must not change before `wait(number)`.
         to: The rank.
-        strides: In elements, as they were captured.
+        strides: The strides in elements, as they were captured.
         ahead: Bytes of its storage that are sent before its first element, which is not aligned.
     """
     if not has_strides(value, tuple(strides)):
-        # Their readers would compute other last bits.
+        # Readers of other strides would compute other last bits.
         raise RuntimeError(f"message {number} has strides {value.stride()}, captured: {strides}")
     payload = byte_view(sendable(value, ahead), ahead)
     pending[number] = dist.isend(payload, to, tag=number), payload
@@ -39,7 +39,7 @@ def receive(number: int, into: torch.Tensor, source: int, ahead: int = 0) -> Non
     """Begin to receive a tensor from another rank.
 
     Args:
-        number: Of the message.
+        number: The number of the message.
         into: Its destination, which is valid after `wait(number)`.
         source: The rank.
         ahead: See `send`.

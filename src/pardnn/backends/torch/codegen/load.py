@@ -1,6 +1,6 @@
-"""Generated code as a file, loaded as a module of Python.
+"""Generated code in a file, loaded as a Python module.
 
-Only code that `rank_code` has just written is loaded, or files that a user asks to run.
+Only code that `rank_code` has just written, or that a user asks to run, is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The code of a rank: its list of actions, one after the other, as a function of Python.
+"""The code of a rank: its list of actions, one after another, as a Python function.
 
     step(state, batch, device, at_draw) -> loss, kept
 
@@ -54,13 +54,13 @@ _IMPORTED = (
 )  # fmt: skip
 _OWN = ("at_draw", "batch", "device", "kept", "loss", "pending", "state", "step", "_")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Of the line that tells edited code from that of another plan.
+#: Prefix of the line that tells edited code from another plan's.
 CODE_ORIGIN = "# SHA-256 of the step as it was written: "
 _PENDING = """\
 #: Messages on their way, each with what must live until it has arrived or left.
 pending: dict[int, tuple[Any, torch.Tensor]] = {}
 """
-#: Larger files are no step of a user's.
+#: Larger files are not a user's step.
 _SOURCE_BYTES = 4 << 20
 
 _HEAD = '''\
@@ -131,7 +131,7 @@ class _Writer:
         return [f"{name!r}: {self.names[name]}" for name in here]
 
     def _user_lines(self, op: Op) -> Iterator[str]:
-        """Yield a comment wherever the ops of another line of the user's begin."""
+        """Yield a comment wherever the ops of another of the user's lines begin."""
         if op.source is None or op.is_source:
             return
         of = f"backward of {op.module}" if op.backward_of is not None else op.module
@@ -145,7 +145,7 @@ class _Writer:
                 yield comment(f"    {line}")
 
     def _source_line(self, source: str) -> str:
-        """Return the user's line; nothing unless it is of a file of Python that is there."""
+        """Return the user's line; empty unless it is in an existing Python file."""
         path, _, number = source.rpartition(":")
         if path not in self._sources:
             self._sources[path] = _lines_of(path)
@@ -217,7 +217,7 @@ class _Writer:
                 yield f"del {place}"
 
     def _place_of(self, spec: MessageSpec) -> str:
-        """Return the variable that a message arrives in; of a number, that of a tensor."""
+        """Return the variable in which a message arrives: for a number, a tensor's."""
         if not spec.is_scalar:
             return self.names[spec.tensor]
         if spec.number not in self._arriving:
@@ -244,7 +244,7 @@ def _ahead(spec: MessageSpec) -> list[str]:
 
 
 def _lines_of(path: str) -> list[str]:
-    """Return the lines of a file of Python, of a library too; none if it cannot be read."""
+    """Return the lines of a Python file, including a library's; none if it cannot be read."""
     if not path.endswith(".py"):
         return []
     for base in ("", *sys.path):
@@ -258,15 +258,15 @@ def _lines_of(path: str) -> list[str]:
 
 
 def plan_code(graph: Graph, plan: Plan, ranks: Sequence[int] | None = None) -> dict[int, str]:
-    """Return the code of ranks: of each a module with the function `step`.
+    """Return the code of ranks: for each, a module with the function `step`.
 
     Args:
         graph: The graph that the plan is for.
-        plan: Valid for it.
-        ranks: All, if None.
+        plan: A plan that is valid for it.
+        ranks: The ranks; None for all.
 
     Raises:
-        FileError: E402 or E407, if an op's arguments mean nothing.
+        FileError: E402 or E407, if an op's arguments are invalid.
         UnsupportedError: E801, if an op is not registered in this process.
     """
     program = Program(graph, plan)
@@ -278,11 +278,11 @@ def rank_code(program: Program, rank: int) -> str:
 
     Args:
         program: A proven plan, lowered.
-        rank: Of the device.
+        rank: The rank of the device.
     """
     lines = [f"    {line}".rstrip() for line in _Writer(program, rank).body()]
     body = "\n".join(lines) + "\n"
-    # The user's lines, in comments, are of the files that are here.
+    # Comments quote the user's lines from files that exist here.
     own = "\n".join(line for line in lines if line.strip()[:1] != "#")
     words = set(_WORD.findall(own))
     used = _with_what_they_call(words)
@@ -296,7 +296,7 @@ def rank_code(program: Program, rank: int) -> str:
 
 
 def _with_what_they_call(words: set[str]) -> list[str]:
-    """Return the helpers among these words and all that they call, in order."""
+    """Return the helpers among some words, and all that these call, in order."""
     found = words & _HELPERS.keys()
     while True:
         called = {name for each in found for name in _HELPERS[each].__code__.co_names}

@@ -31,7 +31,7 @@ class Identifiers:
     """A variable for each name of a graph.
 
     Args:
-        reserved: Names that the code uses otherwise.
+        reserved: Names that the code uses for other things.
     """
 
     def __init__(self, reserved: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class Identifiers:
         self._by_name: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
-        """Return the variable of a name, the same at each call and no other name's."""
+        """Return the variable of a name: always the same, and different for each name."""
         if name not in self._by_name:
             self._by_name[name] = self.new(name)
         return self._by_name[name]
@@ -60,8 +60,8 @@ def tokens(value: Any, names: Identifiers) -> list[str]:
     """Return a decoded argument as Python, in parts between which a line may break.
 
     Args:
-        value: Of `ops.codec.decode`, or a tuple of such.
-        names: Of the variables.
+        value: A value from `ops.codec.decode`, or a tuple of such values.
+        names: The names of the variables.
 
     Raises:
         FileError: E402, if it has no literal.
@@ -99,8 +99,8 @@ def filled(head: str, parts: Sequence[str], tail: str = ")") -> list[str]:
     """Return `head`, the parts with commas between them, and `tail`: on one line if they fit.
 
     Args:
-        head: Such as "x = aten.mm.default(".
-        parts: Arguments; a line may break after each.
+        head: The beginning, such as "x = aten.mm.default(".
+        parts: The arguments; a line may break after each.
         tail: What closes it.
     """
     line = head + ", ".join(parts) + tail
@@ -124,9 +124,9 @@ def box_text(variable: str, box: Sequence[Sequence[int]], shape: Sequence[int]) 
     """Return the view of a box of a tensor, as `partition_ops.box_view` makes it.
 
     Args:
-        variable: Of the tensor.
+        variable: The variable of the tensor.
         box: First and last index per dim, the last exclusive.
-        shape: Of the tensor.
+        shape: The shape of the tensor.
     """
     cuts = [
         ":" if low == 0 and high == size else f"{int(low)}:{int(high)}"

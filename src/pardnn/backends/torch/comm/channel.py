@@ -33,14 +33,14 @@ from pardnn.backends.torch.comm.wire_format import (
 from pardnn.errors import RankError, StuckError, shown
 
 HEADER_BYTES = 16
-#: Tags of headers, and of the payloads behind them, follow the messages' numbers.
+#: Tags of headers, and of the payloads after them, follow the messages' numbers.
 _HEADER_TAG = 1 << 24
 _PAYLOAD_TAG = 1 << 25
 MESSAGES_KEPT = 16
 
 
 class _Pending(NamedTuple):
-    """A message that was posted and not yet waited for."""
+    """A posted message for which no wait has ended."""
 
     work: Any
     spec: MessageSpec
@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
 
 class WaitSoFar(NamedTuple):
-    """An unfinished wait: for which rank, for how long, and at what, for people."""
+    """An unfinished wait: for which rank, for how long, and at what, in words."""
 
     peer: int
     seconds: float
@@ -69,7 +69,7 @@ class Channel:
     """One rank's end of all messages.
 
     Args:
-        group: The process group, of this back end's own.
+        group: The process group, private to this back end.
         rank: This rank, which is also its number in the group.
         timeout_s: Longest wait for one message, seconds.
         device: Where tensors are.
@@ -119,7 +119,7 @@ class Channel:
 
         Args:
             spec: The message.
-            place: Dense tensor into which to receive in place, instead of a new buffer.
+            place: A dense tensor to receive into, instead of a new buffer.
         """
         device = self._transport_device if spec.is_scalar else self.device
         buffer = receive_buffer(spec, device) if place is None else place
@@ -131,11 +131,11 @@ class Channel:
 
         Args:
             spec: The message.
-            value: As the spec says.
-            memory: Its bytes, if they are on the host and it is known to match the spec.
+            value: The value that the spec describes.
+            memory: The value's bytes, if on the host and known to match the spec.
 
         Raises:
-            RankError: E604, if the value is not what the spec says.
+            RankError: E604, if the value does not match the spec.
             LostError: E602, if the peer's connection closed.
         """
         is_known = memory is not None
@@ -193,7 +193,7 @@ class Channel:
             function = dist.isend if sending else dist.irecv
             tag = spec.number
             if self.headers:
-                # A payload of another spec has another tag, so it never enters this buffer.
+                # A payload with another spec has another tag, so it never enters this buffer.
                 tag = _PAYLOAD_TAG + int.from_bytes(_digest(spec)[:3], "big")
                 header = _header(spec) if sending else torch.empty(HEADER_BYTES, dtype=torch.uint8)
                 header = header.to(self._transport_device)
@@ -237,7 +237,7 @@ class Channel:
         return received(spec, buffer)
 
     def moving_beside(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a call during which messages of this rank move: peers may wait for them."""
+        """Return a call during which this rank's messages move on: peers may wait for them."""
         local = self.local
         if local is None:
             return call

@@ -4,11 +4,11 @@ A rank that fails writes a record into the shared store before it closes its con
 compare-and-set keeps the first record only. Ranks that see a connection close look there before
 they blame the peer. A thread on every rank polls the store four times a second and, once there is a
 failure, or a rank asks, publishes what its rank is doing, be it waiting, computing or in the user's
-script. These states form a wait-for graph; followed from a rank that waits, it ends at the rank
-that waits for none: that one hangs, or is slow.
+script. These states form a wait-for graph; followed from a waiting rank, it ends at a rank that
+waits for none: that rank hangs or is slow.
 
-A long wait is reported before it times out: at a third and at two thirds of the timeout the waiting
-rank asks, and logs which rank does not move and where it is.
+A long wait is reported before it times out: at one third and at two thirds of the timeout, the
+waiting rank asks, and logs which rank makes no progress and where it is.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class FailureDetector:
 
     def _answer(self) -> None:
         """Publish this rank's state for each rank that has asked since."""
-        # Only read: a file store grows with each write.
+        # Reads only: a file store grows with each write.
         asked = counter(self._store, "asked")
         for number in range(self._answered + 1, asked + 1):
             self._publish_state(str(number))
@@ -219,7 +219,7 @@ def hung_rank(start: int, states: dict[int, State]) -> int:
 
     Args:
         start: Rank that timed out.
-        states: Of the ranks that answered, by rank.
+        states: The states of the ranks that answered, by rank.
     """
     seen: list[int] = []
     rank = start
@@ -243,7 +243,7 @@ def _add_states(error: PardnnError, rank: int, states: dict[int, State]) -> None
 
 
 def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
-    """Return the error of a rank that waits for one which captures the step again; else None."""
+    """Return the error of a rank that waits for one that captures the step again; else None."""
     changed = {each: state["changed"] for each, state in states.items() if "changed" in state}
     if not changed or rank in changed:
         return None

@@ -22,16 +22,16 @@ from pathlib import Path
 
 from pardnn.errors import PardnnError
 
-#: How the names of the folders begin, in the system's temporary one.
+#: Prefix of the folders' names, below the system's temporary folder.
 PREFIX = "pardnn-flight-"
-#: Names the folder to the ranks that a launcher starts.
+#: Variable that tells the folder to the ranks that a launcher starts.
 VARIABLE = "PARDNN_FLIGHT_FOLDER"
 KEPT = 10
 #: How often a record is written while nothing is wrong, seconds.
 EVERY_S = 1.0
 MAX_CHARACTERS = 1 << 16
 _MAX_FRAMES = 40
-#: Weights of records: what a rank does, and what it did when one failed, with its own error or not.
+#: Weights of records: what a rank does, or did when one failed, with or without an own error.
 RUNNING, FAILED, WITH_ERROR, _REMOVED = range(4)
 
 
@@ -45,7 +45,7 @@ def make_folder() -> Path | None:
 
 
 def _own_folders() -> list[Path]:
-    """Return this user's folders of records; those that were written last come first."""
+    """Return this user's folders of records, those written last first."""
     found: list[tuple[float, Path]] = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -59,8 +59,8 @@ def folder_named(name: str) -> Path | None:
     """Return the folder of this name that another rank has made; None if there is none.
 
     Args:
-        name: From the store, which may be open to others: it only leads to a folder of records of
-            this user.
+        name: A name from the store, which may be open to others: it only leads to a folder of
+            records of this user.
     """
     return next((folder for folder in _own_folders() if folder.name == name), None)
 
@@ -78,7 +78,7 @@ def add_line(error: PardnnError, folder: Path) -> None:
     if "flight_record" in error.details:
         return
     error.details["flight_record"] = str(folder)
-    if "report" not in error.details:  # else one line is all that a rank says
+    if "report" not in error.details:  # otherwise a rank reports just one line
         error.message += f"\nFlight record, what each rank did last: {folder}"
         error.args = (error.message,)
 
@@ -87,8 +87,8 @@ class FlightRecord:
     """One rank's record.
 
     Args:
-        folder: Of the run.
-        rank: Whose it is.
+        folder: The folder of the run.
+        rank: The rank that keeps it.
         pid: Its process id; None takes this process's.
     """
 
@@ -102,15 +102,15 @@ class FlightRecord:
 
     @property
     def is_due(self) -> bool:
-        """Whether the record is as old as it may be."""
+        """Whether the record is due to be written again."""
         return time.monotonic() - self._written >= EVERY_S
 
     def write(self, lines: Iterable[str], *, weight: int = 0) -> None:
-        """Replace the record, if it can be written.
+        """Replace the record if it can be written.
 
         Args:
             lines: What the rank does.
-            weight: Nothing of less weight replaces it later.
+            weight: The record's weight; no record of less weight replaces it.
         """
         with self._lock:
             if weight < self._weight:
@@ -127,7 +127,7 @@ class FlightRecord:
         return "\n".join([head, *_printable(lines)])[:MAX_CHARACTERS] + "\n"
 
     def remove(self) -> None:
-        """Remove the record, and the folder with the last one."""
+        """Remove the record, and with the last record the folder."""
         with self._lock, contextlib.suppress(OSError):
             self._weight = _REMOVED
             self._path.unlink(missing_ok=True)
@@ -135,6 +135,6 @@ class FlightRecord:
 
 
 def _printable(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines that a terminal shows as they are: names in them are data."""
+    """Yield lines without control characters, since names in them are data."""
     for line in lines:
         yield "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

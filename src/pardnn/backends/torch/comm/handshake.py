@@ -51,10 +51,10 @@ def make_facts(
     """Return what one rank is about to run, as JSON types.
 
     Args:
-        graph: Of the whole step.
-        plan: For that graph.
-        specs: Of all messages, in their global order.
-        actions: Of this rank.
+        graph: The graph of the whole step.
+        plan: The plan for that graph.
+        specs: The specs of all messages, in their global order.
+        actions: The actions of this rank.
         size: Number of ranks.
     """
     return {
@@ -73,15 +73,15 @@ def make_facts(
 
 
 class Watch(NamedTuple):
-    """How a rank that waits through the store learns that its wait is in vain.
+    """How a rank that waits on the store learns that its wait is in vain.
 
     Attributes:
         rank: This rank.
         timeout_s: Longest wait, seconds.
         failed: Returns the record of a rank that has failed in the meantime, or None.
         closed: Returns the ranks whose connections have closed.
-        progress: Returns how far a rank has come; a wait begins again if one makes progress.
-        tell: Called with the ranks that are waited for.
+        progress: Returns how far a rank has come; a wait starts over if one makes progress.
+        tell: Called with the ranks that have not written yet.
     """
 
     rank: int
@@ -103,10 +103,10 @@ def wait_for(
 
     Args:
         store: Shared by all ranks.
-        keys: To wait for.
-        writers: For each key, the rank that writes it.
+        keys: The keys to wait for.
+        writers: The rank that writes each key.
         watch: Ends a wait that is in vain.
-        doing: What for, for people: "before the first step", "while saving step 12".
+        doing: The occasion, in words: "before the first step", "while saving step 12".
 
     Raises:
         StuckError: E702, after the timeout, naming the ranks that wrote nothing.
@@ -116,7 +116,7 @@ def wait_for(
     end, come = time.monotonic() + watch.timeout_s, dict.fromkeys(writers, 0)
     while True:
         failure, closed = watch.failed(), watch.closed()
-        # Looked at after those, as a rank may write, and then end.
+        # Checked after those keys, as a rank may write and then end.
         missing = {key: writer for key, writer in missing.items() if not store.check([key])}
         if not missing:
             return
@@ -134,7 +134,7 @@ def wait_for(
 
 
 def _check_alive(failure: State | None, gone: Sequence[int], rank: int, doing: str) -> None:
-    """Raise E602 if a rank has failed, or one that is waited for has ended."""
+    """Raise E602 if a rank has failed, or an awaited one has ended."""
     if failure is not None:
         raise LostError(
             f"rank {failure['rank']} failed {doing}",
@@ -213,7 +213,7 @@ def _table_difference(
 
 
 def _post_problems(posts: Sequence[Sequence[Any]], specs: Sequence[MessageSpec]) -> Iterator[str]:
-    """Yield the first post of a rank that is not the next one in the global order of messages."""
+    """Yield each rank's first post that is out of the global order of messages."""
     expected: list[list[list[Any]]] = [[] for _ in posts]
     for spec in specs:
         expected[spec.source].append([True, spec.number])

@@ -72,7 +72,7 @@ def join(
     """Connect to the other ranks: over the user's process group, or one made from the environment.
 
     Args:
-        device: Of this rank.
+        device: The device of this rank.
         timeout_s: Longest wait for one message, seconds.
         meeting: File of the store by which ranks of one machine meet, in a private folder; None
             takes the one at `MASTER_ADDR`.
@@ -81,7 +81,7 @@ def join(
 
     Raises:
         RankError: E605, if the ranks do not find each other.
-        FileError: E413, if this rank has too few open files or too little memory for it.
+        FileError: E413, if this rank is short of open files or memory.
     """
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     wait = timedelta(seconds=timeout_s)
@@ -114,7 +114,7 @@ def join(
     world = World(rank, size, device, timeout_s, store, channel)
     if backend == "gloo" and device.type == "cpu" and not headers:
         channel.local = connect_local(rank, world.all_gather)
-    # A barrier: no rank may fail, and so close connections, while another one still connects.
+    # A barrier: no rank may fail and so close connections while another still connects.
     world.nodes = node_numbers(world.all_gather("joined", machine_id()))
     return world
 
@@ -151,7 +151,7 @@ def _initialise(backend: str, wait: timedelta, meeting: Path | None) -> None:
 
 
 def _none() -> None:
-    """Return no failure: none can be reported yet."""
+    """Return None: no failure can be reported yet."""
 
 
 def _first_line(error: BaseException) -> str:

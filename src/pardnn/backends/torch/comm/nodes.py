@@ -22,12 +22,12 @@ except ImportError:  # not a POSIX system
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 _SIOCGIFADDR = 0x8915
-#: Tell gloo and NCCL their interface.
+#: Variables that tell gloo and NCCL their interface.
 VARIABLE, _NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def machine_id() -> str:
-    """Return an identity that all processes of one running system share, if they share its network.
+    """Return an identity shared by all processes of one running system and network.
 
     Two network namespaces of one system count as two machines: long messages between them go over
     the network, so short ones have to as well.
@@ -48,7 +48,7 @@ def node_numbers(machines: Sequence[str]) -> tuple[int, ...]:
 
 
 def may_be_several() -> bool:
-    """Return whether ranks may run on several nodes; torchrun says if not."""
+    """Return whether ranks may run on several nodes, unless torchrun says otherwise."""
     local = os.environ.get("LOCAL_WORLD_SIZE")
     return local is None or local != os.environ.get("WORLD_SIZE")
 
@@ -79,7 +79,7 @@ def loopback() -> str | None:
 def loopback_environment() -> dict[str, str]:
     """Return the variables that make gloo and NCCL listen only on the loopback interface.
 
-    What the user has set stays.
+    Variables that the user has set stay.
     """
     name = loopback()
     names = (VARIABLE, _NCCL_VARIABLE) if name is not None else ()
@@ -95,7 +95,7 @@ def interface_to(host: str) -> str | None:
     try:
         address = socket.gethostbyname(host)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # of a datagram socket: nothing is sent
+            probe.connect((address, 9))  # a datagram socket sends nothing here
             own = probe.getsockname()[0]
         names = [name for _, name in socket.if_nameindex()]
     except OSError:

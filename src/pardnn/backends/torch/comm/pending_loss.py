@@ -1,10 +1,11 @@
 """The pending loss: sent at the end of the step, waited for when it is read.
 
-If ranks waited there for the loss, they would wait for the whole step of the rank that computes it,
-and steps could not overlap. So the loss of a step that returns nothing else is posted, and every
-rank continues. The other ranks return a tensor that waits as soon as anything but its shape and
-type is read, and is a plain tensor from then on, like torch's `AsyncCollectiveTensor`. If it is not
-read, ranks wait for it at the end of the next step: no rank is more than one step ahead.
+If ranks waited for the loss at the end of the step, they would wait for the whole step of the rank
+that computes it, and steps could not overlap. So if a step returns only its loss, the message is
+posted and every rank continues. The other ranks return a tensor that waits as soon as anything but
+its shape and type is read, and is a plain tensor from then on, like torch's
+`AsyncCollectiveTensor`. If it is not read, ranks wait for it at the end of the next step: no rank
+is more than one step ahead.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PendingLoss(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Wait for all that are read, and continue with plain tensors."""
+        """Wait for all losses that are read, and continue with plain tensors."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in _WITHOUT_DATA:
@@ -47,12 +48,12 @@ class PendingLoss(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Wait for what torch's own code reads: `torch.tensor(loss)`, `torch.full((2,), loss)`."""
+        """Wait for losses that torch's own code reads: `torch.tensor(loss)`."""
         args, kwargs = tree_map_only(PendingLoss, _arrived, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-#: What is known before the value has arrived.
+#: Attributes that are known before the value has arrived.
 _WITHOUT_DATA = {
     torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__,
     torch.Tensor.requires_grad.__get__, torch.Tensor.grad_fn.__get__, torch.Tensor.ndim.__get__,
@@ -64,7 +65,7 @@ def _settle_all(values: Sequence[Any]) -> None:
     for value in values:
         if type(value) is PendingLoss:
             torch._C._swap_tensor_impl(value, _arrived(value).detach())
-            vars(value).clear()  # which `copy.deepcopy` and `torch.save` would take along
+            vars(value).clear()  # which `copy.deepcopy` and `torch.save` would include
             value.__class__ = torch.Tensor
         elif isinstance(value, list | tuple):
             _settle_all(value)
@@ -123,8 +124,8 @@ def post_loss(world: World, specs: Sequence[MessageSpec], loss: Any) -> Any:
 
     Args:
         world: This rank's connections; several ranks.
-        specs: Of the messages that bring it to every other rank.
-        loss: On the rank that computed it; None elsewhere.
+        specs: The specs of the messages that bring it to every other rank.
+        loss: The loss on the rank that computed it; None elsewhere.
     """
     channel, rank = world.channel, world.rank
     assert channel is not None
@@ -135,7 +136,7 @@ def post_loss(world: World, specs: Sequence[MessageSpec], loss: Any) -> Any:
     ]
     messages = world.pending = PendingMessages(world, specs)
     if rank == specs[0].source:
-        sent = laid_out(loss, specs[0].strides).clone()  # the caller may change what it gets
+        sent = laid_out(loss, specs[0].strides).clone()  # the caller may change its loss
         for spec in specs:
             channel.send(spec, sent)
         return loss

@@ -29,7 +29,7 @@ def private_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     handle = -1
     try:
-        while not _is_at(handle, folder / LOCK):  # taken for abandoned before it was locked
+        while not _is_at(handle, folder / LOCK):  # removed as abandoned before it was locked
             folder.mkdir(mode=0o700, exist_ok=True)
             if handle >= 0:
                 os.close(handle)
@@ -52,7 +52,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of this user's processes that were killed."""
+    """Remove the folders of this user's killed processes."""
     with contextlib.suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 Anyone who can reach the store of torchrun can write to it, and anyone who can reach a port of gloo
 can take a rank's place. With a secret that only the ranks have, every value in the store carries an
 HMAC over its key and content, and before the first message any two ranks of a process group answer
-a challenge from each other. Nothing is encrypted.
+each other's challenge. Nothing is encrypted.
 
 `pardnn run` makes a secret for each run. Under torchrun it is in `PARDNN_SECRET`, the same on all
 nodes; without it nothing is checked.
@@ -25,7 +25,7 @@ from pardnn.errors import RankError
 VARIABLE = "PARDNN_SECRET"
 _NONCE_BYTES = 32
 _DIGEST_BYTES = hashlib.sha256().digest_size
-#: Beyond the tags of messages, see `Channel`.
+#: A tag beyond those of messages, see `Channel`.
 _CHALLENGE_TAG, _ANSWER_TAG = 1 << 27, 1 << 28
 
 
@@ -50,7 +50,7 @@ class SignedStore:
 
     Args:
         plain: The store.
-        secret: Of the run.
+        secret: The secret of the run.
     """
 
     def __init__(self, plain: dist.Store, secret: bytes) -> None:
@@ -88,8 +88,8 @@ class SignedStore:
         """Set a value if there is none; return the one in the store.
 
         Args:
-            key: Of the value.
-            expected: Empty: that there is none.
+            key: The key of the value.
+            expected: Empty, which means that there is none.
             desired: The value.
 
         Raises:
@@ -99,7 +99,7 @@ class SignedStore:
         return self._checked(key, self.plain.compare_set(key, "", self._signed(key, desired)))
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         return self.plain.check(keys)
 
     def add(self, key: str, amount: int) -> int:
@@ -120,10 +120,10 @@ def counter(store: dist.Store | SignedStore, key: str) -> int:
 
 
 def prove_links(group: dist.ProcessGroup, rank: int, size: int) -> None:
-    """Let any two ranks prove to each other, over gloo, that they have the run's secret.
+    """Make any two ranks prove to each other, over gloo, that they have the run's secret.
 
     Args:
-        group: Of CPU tensors.
+        group: A process group for CPU tensors.
         rank: This rank.
         size: Number of ranks.
 

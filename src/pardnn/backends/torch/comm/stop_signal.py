@@ -29,9 +29,9 @@ from pardnn.errors import PardnnError, UsageError
 
 OnSignal = Literal["save", "stop"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Launchers pass on what the process group got already: within this time it is one signal, seconds.
+#: Launchers pass on signals that the group already got: within this time, seconds, it is one.
 ONE_SIGNAL_S = 2.0
-#: Exit status of a rank that has stopped (contract: interrupted).
+#: Exit status of a rank that has stopped: interrupted.
 STATUS = 130
 #: How long rank 0, which may host the store, waits for the others to have read it, seconds.
 LEAVE_S = 5.0
@@ -44,14 +44,14 @@ class StopSignal:
 
     Args:
         world: This rank's connections, with a failure detector if there are several ranks.
-        on_signal: "save" stops where the script saves next, "stop" before the next step.
+        on_signal: "save" stops at the script's next save, "stop" before the next step.
         also: Returns the name of a signal that reached this rank in another way; called at each
             poll.
 
     Attributes:
-        on_signal: As given.
+        on_signal: As passed in.
         is_set: Whether ranks have to stop, from the last call on; the same on all ranks.
-        name: Of the signal that came first, once `is_set`.
+        name: The name of the signal that came first, once `is_set`.
 
     Raises:
         UsageError: E201, if `on_signal` is something else, or this is not the main thread.
@@ -81,7 +81,7 @@ class StopSignal:
     def close(self) -> None:
         """Restore the signal handlers, unless a signal has asked to stop.
 
-        A launcher may pass a signal on to a rank that is leaving already, which must not change its
+        A launcher may pass a signal on to a rank that is already leaving; that must not change its
         status.
         """
         for number, handler in self._before.items():
@@ -100,7 +100,7 @@ class StopSignal:
             os.kill(os.getpid(), number)
 
     def _poll(self) -> None:
-        """Ask, if this rank has got a signal; answer, if any has. Called by the polling thread."""
+        """Ask if this rank has got a signal; answer if any has. Called by the polling thread."""
         world, store = self._world, self._world.store
         assert store is not None
         if not self._has_asked and (name := self._own or (self._also and self._also())):
@@ -146,13 +146,13 @@ class StopSignal:
         """End this rank with status 130; all ranks call it.
 
         Args:
-            what: Was done, for people: shown on rank 0.
+            what: What was done, in words, shown by rank 0.
 
         Raises:
             SystemExit: Always, unless a pending loss does not arrive.
         """
         world = self._world
-        settle_loss(world)  # the caller may read the last one while this process ends
+        settle_loss(world)  # the caller may read the last loss while this process ends
         self.close()
         if world.rank == 0:
             _LOG.warning("%s: %s", self.name, what)

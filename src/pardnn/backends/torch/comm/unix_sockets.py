@@ -58,7 +58,7 @@ class LocalLinks:
     """One rank's connections to the ranks of its machine.
 
     Args:
-        sockets: Connected, by rank.
+        sockets: Connected sockets by rank.
         limit_bytes: Size of the longest message; the same on all ranks.
     """
 
@@ -70,7 +70,7 @@ class LocalLinks:
         self._broken: dict[int, OSError] = {}
         nap = struct.pack("ll", 0, int(1e6 * NAP_S))
         for each in sockets.values():
-            each.setblocking(True)  # calls that must not wait say so
+            each.setblocking(True)  # calls that must not wait pass a flag
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, nap)
 
     def carries(self, peer: int, num_bytes: int) -> bool:
@@ -100,7 +100,7 @@ class LocalLinks:
         """Move messages until this one has left or arrived.
 
         Args:
-            transfer: Of `send` or `receive`.
+            transfer: The result of `send` or `receive`.
             timeout_s: Longest wait, seconds.
 
         Raises:
@@ -120,7 +120,7 @@ class LocalLinks:
                 self._nap(transfer.peer)
 
     def _nap(self, peer: int) -> None:
-        """Wait for the peer's next bytes, a moment at most, with a single call of the system."""
+        """Wait briefly for the peer's next bytes, with a single system call."""
         head = self._in[peer][0]
         try:
             self._arrived(peer, head, self._sockets[peer].recv_into(head.left))
@@ -253,7 +253,7 @@ def _listening(stack: contextlib.ExitStack) -> tuple[socket.socket | None, str |
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
         listener.listen(4096)
-    except (OSError, AttributeError):  # no such sockets here, or the path is too long for one
+    except (OSError, AttributeError):  # no Unix sockets here, or the path is too long
         return None, None
     return listener, path
 
@@ -266,16 +266,16 @@ def _sized(connection: socket.socket) -> socket.socket:
 
 
 def _limit_bytes() -> int:
-    """Return the longest message that a socket's buffer holds with room for a few others."""
+    """Return the longest message that fits a socket's buffer with room for a few others."""
     if not hasattr(socket, "AF_UNIX"):
         return 0
     with _sized(socket.socket(socket.AF_UNIX)) as probe:
-        # Linux returns twice the size, for what it keeps of its own.
+        # Linux returns twice the size, to include its own bookkeeping.
         return probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 4
 
 
 def _connected(rank: int, paths: list[str | None]) -> Iterator[tuple[int, socket.socket]]:
-    """Connect to the listed ranks, and tell each this rank."""
+    """Connect to the listed ranks, and send each this rank's number."""
     for peer, path in enumerate(paths):
         if path is None:
             continue

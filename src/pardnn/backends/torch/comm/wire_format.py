@@ -39,10 +39,10 @@ class MessageSpec(NamedTuple):
         bytes: Size of the payload.
         dtype: Name of the element type, or of the host scalar's type.
         shape: Size of each dim.
-        strides: Of the tensor that arrives, in elements.
+        strides: The strides of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
-        misaligned_bytes: Of the payload, before its first element: see `Tensor.misaligned_bytes`.
+        misaligned_bytes: The payload's, before its first element: see `Tensor.misaligned_bytes`.
     """
 
     number: int
@@ -80,7 +80,7 @@ def message_specs(
 
     Args:
         graph: The planned graph.
-        messages: In their global order.
+        messages: The messages in their global order.
         consumers: The first consumer of each message on its receiver, by name.
 
     Raises:
@@ -91,7 +91,7 @@ def message_specs(
     for number, (message, consumer) in enumerate(zip(messages, consumers, strict=True)):
         tensor, producer = producers[message.tensor]
         shape, strides, size = _layout(tensor)
-        # Within another tensor a message has its place already, and what is ahead is not its own.
+        # A message in another tensor already has its place, and the bytes ahead are not its own.
         ahead = tensor.misaligned_bytes if size and message.into is None else 0
         specs.append(
             MessageSpec(
@@ -143,7 +143,7 @@ def byte_view(tensor: torch.Tensor, ahead: int = 0) -> torch.Tensor:
     """Return the bytes of a tensor, in the order of its storage, without a copy.
 
     Args:
-        tensor: Whose.
+        tensor: The tensor.
         ahead: Bytes of its storage before its first element, returned with them.
     """
     elements = elements_of(tensor)
@@ -165,7 +165,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     Args:
         spec: The message.
         value: A tensor, or a Python number for a host scalar.
-        device: Of the payload of a host scalar.
+        device: The device of the payload of a host scalar.
 
     Raises:
         RankError: E604, if shape, type or strides of `value` are not those of the spec.
@@ -203,7 +203,7 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
 
     Args:
         value: A tensor; anything else, or one of another number of dims, is returned as it is.
-        strides: In elements; repeated elements are written once.
+        strides: The strides in elements; repeated elements are written once.
     """
     if not isinstance(value, torch.Tensor) or value.dim() != len(strides):
         return value
@@ -252,7 +252,7 @@ def misaligned_buffer(
 
 
 def received(spec: MessageSpec, buffer: torch.Tensor) -> Any:
-    """Return what has arrived in `buffer`: the tensor itself, or a Python number."""
+    """Return the content of `buffer` that has arrived: a tensor, or a Python number."""
     return HOST_TYPES[spec.dtype][1](buffer.item()) if spec.is_scalar else buffer
 
 

@@ -40,7 +40,7 @@ from pardnn.backends.torch.comm.handshake import Watch, wait_for
 from pardnn.backends.torch.comm.secret import SignedStore
 from pardnn.errors import PardnnError
 
-#: Longest wait at the end of a process for messages that are on their way, seconds.
+#: Longest wait at the end of a process for messages in flight, seconds.
 LEAVE_S = 5.0
 _NOT_STARTED: State = {"text": "not yet in its first step", "waits_for": None, "messages": []}
 
@@ -99,7 +99,7 @@ class World:
             self.detector = FailureDetector(
                 self.store, self.rank, self.size, describe, self.timeout_s, on_failure, self._record
             )
-            # A thread that is inside the store when the process ends would abort it.
+            # A thread inside the store when the process ends would abort it.
             atexit.register(self._leave)
 
     def _record(self, state: State, final: bool, error: PardnnError | None = None) -> None:
@@ -129,7 +129,7 @@ class World:
         given = os.environ.get(VARIABLE)
         if given:
             return Path(given)
-        # One of the ranks of each node makes it.
+        # One rank of each node makes the folder.
         node = self.nodes[self.rank]
         if self.nodes.index(node) == self.rank and not self._has_made_records:
             self._has_made_records, folder = True, make_folder()
@@ -149,8 +149,8 @@ class World:
         """All-gather through the store: every rank gets the data of each rank, in order of rank.
 
         Args:
-            key: Used once.
-            data: Of this rank, JSON types.
+            key: A key used only once.
+            data: The data of this rank, JSON types.
             doing: See `handshake.wait_for`.
             progress: See `handshake.Watch`.
 
@@ -176,9 +176,9 @@ class World:
         """Wait until all keys are in the store; see `handshake.wait_for`.
 
         Args:
-            keys: To wait for.
+            keys: The keys to wait for.
             writers: For each key, the rank that writes it.
-            doing: What for, for people.
+            doing: The occasion, in words.
             timeout_s: Longest wait, seconds; None takes this rank's.
             progress: See `handshake.Watch`.
         """
@@ -194,11 +194,11 @@ class World:
 
         watch = Watch(
             self.rank, limit, self.first_failure, self._closed, progress or (lambda _rank: 0),
-            # What a thread waits for beside the steps is not what this rank is doing.
+            # A wait of a thread beside the steps is not what this rank is doing.
             tell if threading.current_thread() is threading.main_thread() else lambda _late: None,
         )  # fmt: skip
         wait_for(self.store, keys, writers, watch, doing)
-        self._waits = {}  # a wait in vain is told until the end
+        self._waits = {}  # a wait in vain is reported until the end
 
     def _closed(self) -> set[int]:
         """Return the ranks of this machine whose connections have closed."""

@@ -36,7 +36,7 @@ from pardnn.checkpoint.manifest import intersection, within
 from pardnn.graph.ir import contiguous_strides
 from pardnn.plan.mesh import Box
 
-#: Of a block, where 16 rows are less.
+#: Size of a block, unless 16 rows are larger.
 BLOCK_BYTES = 8 << 20
 Shard = tuple[Box, Sequence[int] | None]
 """Box of a tensor, and the strides of its copy; contiguous if None."""
@@ -44,7 +44,7 @@ Wanted = Mapping[int, Sequence[tuple[int, rec.TensorRef, Shard | None]]]
 """For each storage, the tensors to return: position, reference and shard."""
 
 _CONSTANT_FILLS = frozenset({"fill_", "zero_"})
-#: Calls that change each element of their first argument by itself, given numbers alone.
+#: Calls that change each element of their first argument independently, given only numbers.
 _ELEMENTWISE = frozenset({"add_", "clamp_", "div_", "mul_", "neg_", "sub_"})
 _CONVERSION = "_to_copy"
 
@@ -55,9 +55,9 @@ class Chain:
 
     Attributes:
         events: Their indices in the recording, in order.
-        calls: The same; the first fills.
-        whole: The tensor that the last one leaves.
-        shards: Of it: position in the results, box, strides.
+        calls: The calls themselves; the first one fills.
+        whole: The tensor that the last call leaves.
+        shards: Its shards: position in the results, box, strides.
     """
 
     events: tuple[int, ...]
@@ -91,7 +91,7 @@ def chains_of(recording: rec.Recording, sliced: ProgramSlice, wanted: Wanted) ->
 def wanted_of(
     refs: Sequence[rec.TensorRef], shards: Sequence[Shard | None]
 ) -> dict[int, list[tuple[int, rec.TensorRef, Shard | None]]]:
-    """Return by storage the parts that are wanted."""
+    """Return the wanted parts by storage."""
     found: dict[int, list[tuple[int, rec.TensorRef, Shard | None]]] = {}
     for i, (ref, shard) in enumerate(zip(refs, shards, strict=True)):
         found.setdefault(ref.storage, []).append((i, ref, shard))
@@ -101,13 +101,13 @@ def wanted_of(
 def _events(
     recording: rec.Recording, calls: Mapping[int, list[int]], storage: int, wanted: Wanted
 ) -> list[int]:
-    """Return the calls on a storage and on those that it was converted from; none if others do too.
+    """Return the calls on a storage and on what it was converted from; none if shared.
 
     Args:
-        recording: Of the factory.
-        calls: By storage, those of the slice.
-        storage: Wanted.
-        wanted: A storage of these is not given up for what it is converted to.
+        recording: The recording of the factory.
+        calls: The calls of the slice, by storage.
+        storage: The wanted storage.
+        wanted: Storages that are wanted themselves, and not given up after a conversion.
     """
     storages = [storage]
     while True:
@@ -123,7 +123,7 @@ def _events(
 
 
 def _result(recording: rec.Recording, chain: Sequence[rec.Call]) -> rec.TensorRef | None:
-    """Return the tensor that a chain leaves; None, if it may not run on some rows."""
+    """Return the tensor that a chain leaves; None if it may not run on just some rows."""
     whole = None
     for number, call in enumerate(chain):
         (operand, *others) = _operands(call) or [None]
@@ -155,7 +155,7 @@ def _is_plain(ref: rec.TensorRef) -> bool:
 
 
 def _keeps_rows_apart(call: rec.Call, operand: rec.TensorRef, whole: rec.TensorRef | None) -> bool:
-    """Whether a call in place changes each element by itself; a fill may be of some of them."""
+    """Whether an in-place call changes each element independently; a fill may cover just some."""
     if whole is None or (operand.storage, operand.dtype) != (whole.storage, whole.dtype):
         return False
     if call_name(call) in _CONSTANT_FILLS:
@@ -171,7 +171,7 @@ def made_in_blocks(
     """Yield the shards of a chain, with their positions in the results.
 
     Args:
-        chain: To run.
+        chain: The chain to run.
         run_call: Runs a call on a given tensor instead of its own, and returns its result.
         skip: Moves a generator, of this number, past draws.
     """
@@ -231,14 +231,14 @@ def _run_on_block(
     """Run a call of a chain on a block and return the block after it.
 
     Args:
-        call: To run.
+        call: The call to run.
         value: The block.
         start: Its first element in the whole tensor.
         run_call: As for `made_in_blocks`.
     """
     if call_name(call) == _CONVERSION:
         return run_call(call, value)
-    # A fill may be of some elements, such as one row.
+    # A fill may cover just some elements, such as one row.
     operand = call.args[0]
     low, high = operand.offset - start, operand.offset - start + num_elements(operand)
     low, high = max(0, low), min(value.numel(), high)

@@ -22,7 +22,7 @@ from pardnn.backends.torch.rng import generator as rng
 #: Elements that `normal_` draws together.
 GROUP = 16
 _TRUNCATED = "_no_grad_trunc_normal_"
-# A recorder replaces it while a factory runs, and what is measured then must still draw.
+# A recorder replaces it while a factory runs, but measurements must still draw.
 _truncated_normal = torch.nn.init._no_grad_trunc_normal_
 # Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
 _LARGEST_SAMPLE = 9
@@ -31,7 +31,7 @@ _LARGEST_SAMPLE = 9
 def counted_draws(call: rec.Call) -> rng.Draws | None:
     """Return the draws of a random fill by its size; None if no rule is known to hold.
 
-    It is None for any other call, device or layout, too.
+    It is also None for any other call, device or layout.
     """
     ref = call.outputs[0] if call.outputs else None
     return None if ref is None else draws_of_fill(call, ref)

@@ -57,7 +57,7 @@ def recording_of(step: Callable[..., Any], args: Sequence[Any]) -> Recording | N
         args: Its arguments. Meta tensors of models are replaced by those of the recording.
 
     Returns:
-        None, if all tensors have data.
+        None if all tensors have data.
 
     Raises:
         UnsupportedError: E801, if models were built under several `deferred` blocks.
@@ -93,7 +93,7 @@ def _is_meta(value: Any) -> bool:
 
 
 def _recorded_meta(objects: ObjectGraph, meta: Sequence[Source]) -> Recording:
-    """Let the modules of models on the meta device initialise themselves, and record it."""
+    """Record how the modules of models on the meta device initialise themselves."""
     recording = Recording(FakeTensorMode())
     roots = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
     with recorded(recording, _OTHERWISE):
@@ -116,11 +116,11 @@ def recording_for(
     step: Callable[..., Any],
     args: Sequence[Any],
 ) -> Recording | None:
-    """Return the recording, if a graph needs it; the user gets unread meta tensors back.
+    """Return the recording if a graph needs it; the user gets unread meta tensors back.
 
     Args:
         read: Names of the sources of the graph.
-        recording: Of `recording_of`, with the same step and arguments.
+        recording: The result of `recording_of` for the same step and arguments.
         step: The user's step.
         args: Its arguments.
 

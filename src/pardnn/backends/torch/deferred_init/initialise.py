@@ -2,9 +2,9 @@
 
 `record` runs the user's factory under fake tensors: nothing is allocated, and every call that
 creates or writes a storage or draws random numbers becomes data. `replay` executes the slice of it
-that the wanted tensors depend on, and advances the generators past the rest. Both together are
-bitwise equal to running the factory. A factory that cannot be recorded is built on the host by
-`build`, behind the same interface.
+that the wanted tensors depend on, and advances the generators past the rest. Together they give the
+same bits as running the factory. A factory that cannot be recorded is built on the host by `build`,
+behind the same interface.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _host_randomness_restored_on_error() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The factory runs once more, as a whole, after a failed recording.
+        # After a failed recording, the factory runs again as a whole.
         python_random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         raise
@@ -121,7 +121,7 @@ def recorded(recording: Recording, otherwise: str = "") -> Iterator[None]:
 
     Args:
         recording: An empty one.
-        otherwise: Added to the error: what else can be done.
+        otherwise: What else can be done; added to the error.
 
     Raises:
         UnsupportedError: E820, something in the block cannot be recorded.
@@ -164,12 +164,12 @@ def replay(
     """Return real tensors, or shards of them, for those of a recorded factory's result.
 
     Executes what they depend on, frees every temporary after its last use, and leaves the
-    generators as the factory leaves them. Tensors that share a storage share it again. Peak memory:
-    the wanted storages, plus what computing the largest of them takes.
+    generators as the factory would. Tensors that share a storage share it again. Peak memory: the
+    wanted storages, plus what computing the largest of them takes.
 
     Args:
-        recording: From `record` or `build`. One from `build` is used up: tensors that are not
-            wanted lose their storage.
+        recording: The result of `record` or `build`. One from `build` is used up: tensors that are
+            not wanted lose their storage.
         tensors: Tensors of the factory's result.
         shards: Box and strides of the shard wanted of each, None for all of it. A shard has its own
             storage, and the whole tensor is freed once it is complete.
@@ -194,12 +194,12 @@ def replay(
 def largest_made_whole(
     recording: Recording, tensors: Sequence[torch.Tensor], shards: Sequence[Shard | None]
 ) -> int | None:
-    """Return the position of the largest tensor that `replay` makes whole to cut a shard from it.
+    """Return the position of the largest tensor that `replay` makes whole to cut a shard.
 
     Args:
-        recording: As for `replay`, and so are the others.
-        tensors: Wanted.
-        shards: Of each.
+        recording: As for `replay`, like the other arguments.
+        tensors: The wanted tensors.
+        shards: The shards of each.
     """
     if isinstance(recording, Built):
         return None
@@ -284,7 +284,7 @@ def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple
             result = factory(**kwargs)
         built.ends = [rng.read_state(generator) for generator in built.generators]
     except PardnnError:
-        raise  # it says what is wrong already
+        raise  # it already says what is wrong
     except Exception as error:
         raise UserCodeError(
             f"the function that builds the model raised at {_user_line(error)}: "
@@ -320,7 +320,7 @@ def _take(
     kept = {tensor.untyped_storage()._cdata for tensor in taken}
     for storage in built.storages_built.alive():
         if storage._cdata not in kept and storage.resizable():
-            # Any object may hold models and optimizers; so their memory is freed here.
+            # Any object may hold models and optimizers, so their memory is freed here.
             storage.resize_(0)
     return [
         real.requires_grad_(tensor.requires_grad)
@@ -334,5 +334,5 @@ def initialise(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recordi
         return record(factory, **kwargs)
     except UnsupportedError as error:
         reason = error.message
-    # Outside of the handler: what the user's code raises now has nothing of ours before it.
+    # Outside the handler, so that no error of ours is chained to what the user's code raises.
     return build(factory, reason, **kwargs)

@@ -26,7 +26,7 @@ _FILLS = frozenset({
     "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_",
     "normal_", "random_", "uniform_", "zero_", "_no_grad_trunc_normal_",
 })  # fmt: skip
-# Calls whose draws depend on geometry alone, never on values.
+# Calls whose draws depend only on geometry, never on values.
 _DRAWS_BY_GEOMETRY = frozenset((
     "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_",
     "bernoulli_", "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
@@ -100,7 +100,7 @@ def _needed(recording: rec.Recording, wanted: set[int]) -> tuple[frozenset[int],
 
 
 def overwritten(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
-    """Return the storage that a call overwrites as a whole without reading it; else none."""
+    """Return the storage that a call completely overwrites without reading it; else None."""
     if (
         call_name(call) not in _FILLS
         or not call.args

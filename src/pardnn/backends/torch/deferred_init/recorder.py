@@ -61,7 +61,7 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def _changes_geometry_alone(function: Any) -> bool:
-    """Whether a call changes its argument's geometry in place, as `t_` does, and no data."""
+    """Whether a call only changes its argument's geometry in place, as `t_` does."""
     is_view = torch.Tag.inplace_view in function.tags
     return is_view and function is not torch.ops.aten.resize_.default
 
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
                     code="E818",
                 )
         for tensor in self._folded_fakes:
-            # Capture must not take the value of an input tensor for a constant of the step.
+            # Capture must not take an input tensor's value for a constant of the step.
             tensor.constant = None
 
     def restore(self) -> None:
@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def _record_literal(self, function: Any, real: torch.Tensor) -> torch.Tensor:
-        # Memory of torch's own can be resized; an array's cannot.
+        # torch's own memory can be resized; an array's cannot.
         is_shared = not real.untyped_storage().resizable()
         fake = function(real)
         if fake.constant is not None:

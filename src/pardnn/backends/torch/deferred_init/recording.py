@@ -63,7 +63,7 @@ class Call:
     Attributes:
         function: An ATen overload, or a Python function that runs as one call.
         args: Positional arguments, with references in place of tensors and generators.
-        kwargs: Keyword arguments, likewise.
+        kwargs: Keyword arguments, in the same form.
         reads: Storages of the arguments.
         writes: Storages that the call writes or creates.
         outputs: Per flattened tensor result, its reference; None for other results.
@@ -87,8 +87,8 @@ class Reseed:
 
     Attributes:
         generator: Number of the generator.
-        state: The state itself; or, where an old state is restored, the number of a generator and
-            of the event after whose draws it was in that state.
+        state: The state itself; or, if an old state is restored, the number of a generator and of
+            the event after whose draws it had that state.
     """
 
     generator: int
@@ -112,7 +112,7 @@ class Recording:
         kept: The storages themselves, fake and real.
         fallback: Why the factory was built on the host instead of recorded; empty if recorded.
         fallback_bytes: Bytes that building on the host took at its peak.
-        on_meta: For a model on the meta device, each tensor's name, how to replace it, and the
+        on_meta: Name of each tensor of a model on the meta device, how to replace it, and the
             tensor itself.
     """
 
@@ -136,7 +136,7 @@ def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int
     Args:
         recording: Gets the storage.
         storage: Fake or real.
-        number: Of an equivalent storage; -1 for the next free number.
+        number: The number of an equivalent storage; -1 for the next free number.
     """
     number = len(recording.kept) if number < 0 else number
     recording.storages[storage._cdata] = number
@@ -145,7 +145,7 @@ def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int
 
 
 def add_constant(recording: Recording, real: torch.UntypedStorage) -> int:
-    """Give a storage with real data, which replay copies, a number; a known one keeps its own."""
+    """Number a storage with real data, which replay copies; a known one keeps its number."""
     number = recording.storages.get(real._cdata)
     if number is None:
         number = add_storage(recording, real)

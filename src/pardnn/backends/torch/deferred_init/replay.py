@@ -89,8 +89,8 @@ class _Execution:
         live: Real storages by number.
         pending_draws: Per generator, draws of calls that do not run, still to be skipped.
         saved_states: Generator states that the user restores later, by generator and event.
-        wanted: For each storage, the tensors to return: position, reference and shard.
-        results: Tensors to return, as far as they are complete, by position.
+        wanted: The tensors to return for each storage: position, reference and shard.
+        results: The complete tensors to return, by position.
     """
 
     recording: rec.Recording
@@ -112,7 +112,7 @@ def execute(
     """Return real tensors for recorded ones, bit for bit as the factory would compute them.
 
     Args:
-        recording: Of the factory.
+        recording: The recording of the factory.
         refs: The tensors wanted.
         shards: The shard wanted of each; None for all of it.
         keep_generators: Leave the generators as they are, instead of where the factory would.

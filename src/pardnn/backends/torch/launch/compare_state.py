@@ -19,7 +19,7 @@ from pardnn.checkpoint.manifest import SavedTensor
 from pardnn.checkpoint.pieces import PieceReader
 from pardnn.checkpoint.verify import whole_bytes
 
-#: Tensors without a counterpart that are named.
+#: How many tensors without a counterpart are named.
 NAMED = 5
 
 
@@ -31,11 +31,11 @@ def compared_state(
     Args:
         step: The step, after its last call.
         args: Its arguments.
-        root: Of the checkpoint; absent if none was written.
+        root: The root of the checkpoint; absent if none was written.
 
     Returns:
         Tensors compared, how many differ in some bit, the largest difference relative to the
-        tensor's largest element (None if it is no number) and its tensor; and notes.
+        tensor's largest element (None if it is not a number) and its tensor; and notes.
     """
     if not (root / "latest").exists():
         return None, []
@@ -73,7 +73,7 @@ def _rank(difference: float | None) -> float:
 def _read(reader: PieceReader, tensor: SavedTensor) -> torch.Tensor:
     data = bytearray()
     for chunk in whole_bytes(reader, tensor):
-        data += chunk  # the next one is read into the same memory
+        data += chunk  # the next chunk is read into the same memory
     dtype = getattr(torch, tensor.dtype)
     if not data:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -88,13 +88,13 @@ def _same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float | None:
-    """The largest difference relative to the largest element; None if it is no finite number."""
+    """Return the largest difference relative to the largest element; None if not finite."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return None
     wide = torch.complex128 if found.is_complex() else torch.float64
     one, other = (t.detach().cpu().to(wide) for t in (found, expected))
     apart = (one - other).abs()
-    apart[(one == other) | (one.isnan() & other.isnan())] = 0.0  # infinities that are the same
+    apart[(one == other) | (one.isnan() & other.isnan())] = 0.0  # equal infinities
     largest, scale = apart.max(), torch.maximum(one.abs().max(), other.abs().max())
     if largest == 0:
         return 0.0

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from pardnn.checkpoint.options import SaveOptions
 
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
-#: Written by the launcher when it gets a signal that the ranks are to heed: its name.
+#: The name of a signal that ranks must heed, written by the launcher when it arrives.
 SIGNAL_FILE = "signal"
-#: Written by rank 0 now and then: how far the training is, in words.
+#: How far the training is, in words, written by rank 0 now and then.
 PROGRESS_FILE = "progress"
 #: The store by which ranks meet.
 STORE_FILE = "store"
@@ -27,9 +27,9 @@ STATE_FOLDER = "state"
 BUILDING = "in the function that builds the model"
 #: Exit status of a process that could not write its result (EX_IOERR of sysexits.h).
 UNWRITTEN = 74
-#: The same, for want of open files (EX_OSERR).
+#: The same for lack of open files (EX_OSERR).
 NO_OPEN_FILES = 71
-#: Stands for a rank in the name of the reference's result file.
+#: Replaces a rank in the name of the reference's result file.
 REFERENCE = "reference"
 
 
@@ -45,9 +45,9 @@ class Job:
         device: "cpu" or "cuda".
         limits: Bytes that each rank may hold; None without limit.
         batch_size: Given to FUNCTION, if not None.
-        seed: Of random numbers that FUNCTION does not seed.
+        seed: The seed for random numbers that FUNCTION does not seed.
         parent: Id of the process that started the run.
-        saving: Its checkpoints; None without.
+        saving: Its checkpoints; None without any.
         on_signal: See `StopSignal`; None ends at once.
         record: Whether ranks measure the times of their ops.
         code: File of each rank's generated code; None runs the plan's actions.
@@ -83,7 +83,7 @@ def read_job(directory: Path) -> Job:
 
 
 def write_pid(directory: Path, rank: int | str) -> None:
-    """Let the launcher know this process."""
+    """Tell the launcher this process's id."""
     write_whole(directory / f"pid-{rank}", str(os.getpid()))
 
 
@@ -94,19 +94,19 @@ def read_pid(directory: Path, rank: int) -> int | None:
 
 
 def write_stage(directory: Path, rank: int | str, stage: str) -> None:
-    """Let the launcher know what this process has begun to do."""
+    """Tell the launcher what this process has begun to do."""
     write_whole(directory / f"stage-{rank}", stage)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that another process may read at any moment: it finds all of it or nothing."""
+    """Write a file so that another process that reads it finds all of it or nothing."""
     written = path.with_name(f"{path.name}.tmp")
     written.write_text(text, encoding="utf-8")
     written.replace(path)
 
 
 def read_stage(directory: Path, rank: int | str) -> str:
-    """Return what a process began to do last; nothing if it has not begun."""
+    """Return what a process last began to do; empty if it has not begun."""
     path = directory / f"stage-{rank}"
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -137,9 +137,9 @@ def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> No
     """Write a result file in one piece.
 
     Args:
-        directory: Of the run.
-        rank: Whose result it is; `REFERENCE` for the reference's.
-        result: JSON types; `{"error": ...}` of a process that failed.
+        directory: The directory of the run.
+        rank: The rank; `REFERENCE` for the reference.
+        result: JSON types; `{"error": ...}` for a failed process.
     """
     write_whole(result_path(directory, rank), json.dumps(result))
 

@@ -42,7 +42,7 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import RunRecord, run_record
 
-#: A wait this much longer than twice the median one is worth a note, seconds.
+#: A wait that exceeds twice the median by this much, seconds, is worth a note.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
 
@@ -53,7 +53,7 @@ class LaunchResult:
 
     Attributes:
         losses: One per step.
-        reference_losses: Those of the user's own step on one device, if it was asked for.
+        reference_losses: Those of the user's own step on one device, if requested.
         step_s: Seconds of each step on the slowest rank.
         peak_bytes_predicted: Peak of each device, from the plan.
         peak_bytes_measured: Peak of live tensor bytes on each rank.
@@ -63,7 +63,7 @@ class LaunchResult:
         saved_steps: Steps of which a checkpoint was written.
         stopped_by: Name of the signal that ended it before its last step; None if none did.
         state: Fields of `StateDifference`; None if parameters were not compared.
-        record: What the ranks measured of their ops, if it was asked for.
+        record: What the ranks measured of their ops, if requested.
     """
 
     losses: tuple[float, ...]
@@ -102,8 +102,8 @@ def run_plan(
 
     Args:
         target: `FILE.py:FUNCTION`, the step that `graph` was captured from.
-        graph: Its graph.
-        plan: Valid for it.
+        graph: The graph of that step.
+        plan: A plan that is valid for it.
         steps: Number of training steps, each with the example batch.
         threads: Threads of each rank, and of the reference.
         timeout: Longest wait for one message, seconds.
@@ -113,7 +113,7 @@ def run_plan(
         device: "cpu" or "cuda"; None takes the one of this machine.
         saving: Checkpoints to write, and the one to resume from.
         on_signal: What SIGTERM and SIGINT make the ranks do after the current step: "save" it and
-            end, or end ("stop"). None ends the run at once, as an interrupt.
+            end, or just end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
         record: Whether ranks take the times of their ops.
         code: Files of generated code, by rank, to run in place of the plan's actions.
@@ -172,7 +172,7 @@ def _told_as_file_error() -> Iterator[None]:
 
 
 def _write_request(directory: Path, job: Job, graph: Graph, plan: Plan) -> None:
-    """Write what the ranks read; a full folder is an `OSError`, as where it cannot be made."""
+    """Write what the ranks read; a full folder raises `OSError`, as one that cannot be made."""
     try:
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
@@ -272,7 +272,7 @@ def _run_ranks(directory: Path, job: Job, tell: Progress) -> list[dict[str, Any]
 
 def _run_reference(directory: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", WORKER, str(directory), "--reference"]
-    # Its own session: Ctrl-C reaches this process, which ends it.
+    # Each has its own session: Ctrl-C reaches only this process, which ends it.
     done = subprocess.run(command, check=False, start_new_session=True)
     result = read_result(directory, REFERENCE)
     if result is None or "error" in result:

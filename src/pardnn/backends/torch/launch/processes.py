@@ -44,11 +44,11 @@ from pardnn.backends.torch.launch.job import (
 )
 
 WORKER = "pardnn.backends.torch.launch.worker"
-#: How long ranks may take to end, once one has failed or they are told to, before they are killed.
-#: torch gives 30 s to one that is stopped and cannot heed SIGTERM.
+#: How long ranks may take to end, after one has failed or they are told to, before they are killed.
+#: torch waits 30 s for a stopped one, which cannot heed SIGTERM.
 SHUTDOWN_S = 4
 _WATCH_S = 0.25
-#: Which signals end a run at once is read from here when it starts.
+#: A run reads from here, when it starts, which signals end it at once.
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
@@ -61,7 +61,7 @@ def run_processes(
     """Run all ranks to their end; return how failed ranks ended, by rank.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
         job: What to do.
         records: Folder of their flight records; None lets ranks choose one.
         progress: Called with what happens next, in a few words.
@@ -124,7 +124,7 @@ def _heed(directory: Path) -> None:
 
 @contextmanager
 def _quiet_launcher(job: Job) -> Iterator[None]:
-    """Silence torch's own report of failures, and restore our signal handlers."""
+    """Silence torch's own failure report, and restore our signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
     level, before = logger.level, os.environ.get(_SIGNALS_VARIABLE)
     logger.setLevel(logging.CRITICAL)
@@ -141,17 +141,17 @@ def _quiet_launcher(job: Job) -> Iterator[None]:
         for number, handler in handlers.items():
             try:
                 signal.signal(number, handler)
-            except ValueError:  # not the main thread, so nobody has changed them
+            except ValueError:  # not in the main thread, so they are unchanged
                 break
 
 
 @contextmanager
 def _none_left(directory: Path, job: Job) -> Iterator[None]:
-    """Kill what still runs `SHUTDOWN_S` after the first rank has written an error.
+    """Kill ranks that still run `SHUTDOWN_S` after the first one has written an error.
 
     A process that is stopped (SIGSTOP) is then killed at once. Before that, it may hold the lock of
-    the store's file, so that no other can even report that it waits: it gets the timeout of a
-    message, plus the time that ranks have to end.
+    the store's file, so that no other rank can even report its wait: it gets the timeout of a
+    message plus the time that ranks have to end.
     """
     done, num_ranks = threading.Event(), len(job.limits)
 
@@ -170,13 +170,13 @@ def _none_left(directory: Path, job: Job) -> Iterator[None]:
 
 
 def _is_error_seen(directory: Path, num_ranks: int, most_s: float, done: threading.Event) -> bool:
-    """Wait until a rank has written an error, or all is done; tell which.
+    """Wait until a rank has written an error, or the run has ended; return which.
 
     Args:
-        directory: Of the run.
-        num_ranks: Of the run.
-        most_s: After so long a rank that is stopped gets an error.
-        done: Is set at the end of the run.
+        directory: The directory of the run.
+        num_ranks: The number of ranks of the run.
+        most_s: The time, seconds, after which a stopped rank gets an error.
+        done: Set at the end of the run.
     """
     since: dict[int, float] = {}
     while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
@@ -191,7 +191,7 @@ def _is_error_seen(directory: Path, num_ranks: int, most_s: float, done: threadi
 
 
 def _kill_the_rest(directory: Path, num_ranks: int, done: threading.Event) -> None:
-    """Kill what still runs in a while, and at once what is stopped: it cannot heed SIGTERM."""
+    """Kill what still runs after a while, and at once what is stopped and cannot heed SIGTERM."""
     killed_at = time.monotonic() + SHUTDOWN_S
     while time.monotonic() < killed_at:
         for rank in range(num_ranks):
@@ -208,7 +208,7 @@ def _waited(since: dict[int, float], rank: int) -> float:
 
 
 def _blame_stopped(directory: Path, rank: int, seconds: float) -> None:
-    """Say for a stopped rank what it cannot say itself, and end it."""
+    """Write the error that a stopped rank cannot write itself, and end it."""
     message = (
         f"rank {rank} was stopped by a signal (SIGSTOP) and did not continue for {seconds:.0f} s"
     )
@@ -219,7 +219,7 @@ def _blame_stopped(directory: Path, rank: int, seconds: float) -> None:
 
 
 def _stat(pid: int | None) -> list[str]:
-    """Return the state and the parent of a process; nothing if there is none, or no Linux."""
+    """Return the state and parent of a process; nothing without one, or without Linux."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[:2]
@@ -231,7 +231,7 @@ def _state(pid: int | None) -> str:
 
 
 def _kill_child(pid: int | None) -> None:
-    """Kill a process if it is a child of this one: the number may be another's by now."""
+    """Kill a process if it is a child of this one: by now, its id may be another's."""
     found = _stat(pid)
     if pid is not None and found and int(found[1]) == os.getpid():
         with contextlib.suppress(OSError):

@@ -52,7 +52,7 @@ from pardnn.plan.file import read_plan
 
 #: How long a rank may take to end by itself once another one has failed, seconds.
 GRACE_S = 6.0
-#: How often rank 0 tells how far the training is, seconds: a small file takes some 50 us.
+#: How often rank 0 reports how far the training is, seconds: a small file takes some 50 us.
 TOLD_S = 0.5
 NO_ROOM = (
     "the limit has no room for freed tensors below 2 MiB to stay in the heap: each gets fresh "
@@ -61,10 +61,10 @@ NO_ROOM = (
 
 
 def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
-    """Run one rank and return its result; in the end its memory limit is lifted, even on error.
+    """Run one rank and return its result; at the end its memory limit is lifted, even on error.
 
     Args:
-        directory: Of the run, with graph and plan.
+        directory: The directory of the run, with graph and plan.
         job: What to do.
         rank: This rank.
 
@@ -102,7 +102,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes, executor.layout = limit, layout
     _choose_what_runs(job, executor)
-    nothing_spread = SpreadObjects()  # no code of the user's runs from here on
+    nothing_spread = SpreadObjects()  # from here on, no user code runs
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
     stop = _stop_signal(directory, job, world)
     tell_step = _Progress(directory, job.steps) if rank == 0 else None
@@ -130,12 +130,12 @@ def _told(executor: Executor) -> dict[str, Any]:
 
 
 def _notes_of(layout: Layout, device: torch.device) -> list[str]:
-    """Return a note if a CPU's limit has no room for freed tensors to stay in the heap."""
+    """Return a note if a CPU's limit leaves no room for freed tensors in the heap."""
     return [] if layout.has_room or device.type == "cuda" else [NO_ROOM]
 
 
 def _choose_what_runs(job: Job, executor: Executor) -> None:
-    """Let the executor run generated code, or record times, if the job says so."""
+    """Make the executor run generated code or record times, if the job says so."""
     if job.code is not None:
         executor.run_code(load_step(Path(job.code[executor.rank])))
     if job.record:
@@ -152,7 +152,7 @@ def _left_state(directory: Path, state: TrainingState) -> list[str]:
 
 
 def _end_together(world: World) -> None:
-    """Wait for the other ranks: one that does not end is named, like one that does not train."""
+    """Wait for the other ranks: one that does not end is reported like one that hangs."""
     if world.store is not None:
         try:
             world.all_gather("end", None, "to end")
@@ -164,18 +164,18 @@ def _stop_signal(directory: Path, job: Job, world: World) -> StopSignal | None:
     """Handle signals from here on, including those of the launcher, if the job says so."""
     if job.on_signal is None:
         return None
-    signal.set_wakeup_fd(-1)  # a signal does not end this process any more: see `worker`
+    signal.set_wakeup_fd(-1)  # a signal no longer ends this process, see `worker`
     return StopSignal(world, job.on_signal, lambda: signal_of(directory))
 
 
 class _Progress:
-    """Lets the launcher know how far the training is, at most once in `TOLD_S` seconds."""
+    """Tells the launcher how far the training is, at most once in `TOLD_S` seconds."""
 
     def __init__(self, directory: Path, steps: int) -> None:
         self._path, self._steps, self._next = directory / PROGRESS_FILE, steps, 0.0
 
     def __call__(self, losses: Sequence[float], step_s: Sequence[float]) -> None:
-        """Tell the step that is done, and how long the others take, if like the latest ones."""
+        """Report the finished step, and the time left if steps go on like the latest ones."""
         now, done = time.monotonic(), len(losses)
         if now < self._next:
             return
@@ -194,16 +194,16 @@ def _steps(
     stop: StopSignal | None,
     tell_step: _Progress | None,
 ) -> tuple[list[float], list[int]]:
-    """Train, until a signal asks to stop; return the losses, and the steps that were saved.
+    """Train until a signal asks to stop; return the losses, and the steps that were saved.
 
     Args:
-        job: Says how long, and what to save.
+        job: Says how many steps to train, and what to save.
         executor: Runs the steps.
-        state: Is saved.
-        binding: Of the user's objects.
+        state: The state to save.
+        binding: The binding of the user's objects.
         batch: The tensors of the example batch by name.
-        stop: Heeds signals; None does not.
-        tell_step: Lets the launcher know; None does not.
+        stop: Heeds signals; None ignores them.
+        tell_step: Reports a step to the launcher; None does not.
     """
     saving = job.saving
     if saving is not None and saving.first_step is not None:
@@ -241,7 +241,7 @@ def _warm_device(job: Job) -> torch.device:
 
 def _abandon(directory: Path, rank: int) -> Callable[[dict[str, Any]], None]:
     def abandon(failure: dict[str, Any]) -> None:
-        """End a rank that waits, computes or sleeps on after another one has failed."""
+        """End a rank that still waits, computes or sleeps after another one has failed."""
         time.sleep(GRACE_S)
         if not result_path(directory, rank).exists():
             first = failure.get("first_failing_rank", failure["rank"])

@@ -34,19 +34,20 @@ def run_reference(job: Job, directory: Path) -> dict[str, Any]:
     """Run the user's own step; return its losses, seconds, and how the ranks' state differs.
 
     Args:
-        job: What ranks have done.
-        directory: Of the run.
+        job: The job of the ranks.
+        directory: The directory of the run.
 
     Raises:
         UserCodeError: The user's file ended the program.
     """
     torch.set_num_threads(job.threads)
-    # Ranks run the ATen calls of the step: a compiled step would round in another way.
+    # Ranks run the ATen calls of the step: a compiled step would round differently.
     torch.compiler.set_stance("force_eager")
     seed_generators(job.seed)
     step, args = load_factory(job.target, job.batch_size)()
     start = time.perf_counter()
-    # The steps before a checkpoint too: a run that goes on is compared with one that never stopped.
+    # This includes the steps before a checkpoint: a resumed run is compared with one that never
+    # stopped.
     before = (job.saving.first_step or 0) if job.saving is not None else 0
     losses = [_loss_of_one(step, args) for _ in range(before + job.steps)][before:]
     seconds = time.perf_counter() - start

@@ -24,9 +24,9 @@ from pardnn.backends.torch.launch.job import (
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.errors import FileError, PardnnError, RankError, StuckError, error_from
 
-#: Errors of code, the user's or ours: the traceback says more than the message.
+#: Errors in code, the user's or ours, whose traceback says more than the message.
 _TRACED_CODES = frozenset({"E101", "E110", "E601"})
-#: Timeouts of a rank that waits, before the first step, for one that is not there.
+#: Timeouts of a rank that waits, before the first step, for a missing one.
 _MISSED_CODES = frozenset({"E605", "E702"})
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in ')
 
@@ -37,9 +37,9 @@ def root_cause(
     """Return the error to raise for a run that failed.
 
     Args:
-        directory: Of the run.
-        job: Of the run.
-        failures: How ranks ended that did not end with status 0.
+        directory: The directory of the run.
+        job: The run's job.
+        failures: How the ranks ended whose exit status is not 0.
         records: Folder of the flight records; each rank that wrote none gets one.
     """
     results = [read_result(directory, rank) for rank in range(len(job.limits))]
@@ -66,21 +66,21 @@ def _failed(
     missed: int | None,
     failures: Mapping[int, ProcessFailure],
 ) -> PardnnError:
-    """Return an error that a rank has told, with what else is known.
+    """Return an error that a rank reported, with what else is known.
 
     Args:
         root: The error.
-        errors: Of each rank that told one.
+        errors: The error of each rank that reported one.
         missed: The rank that others have waited for in vain.
         failures: As for `root_cause`.
     """
     first = int(root["details"].get("first_failing_rank", root["details"].get("rank", 0)))
     lines = [root["message"]]
     if missed is not None:
-        # The rank that timed out is not the cause: the one that wrote nothing is.
+        # The cause is not the rank that timed out, but the one that wrote nothing.
         first = missed
         lines.insert(0, f"rank {first} ended before its work was done, and wrote no result.")
-    # What the user's code says may name any rank.
+    # Messages of user code may name any rank.
     is_named = root["code"] != "E110" and f"rank {first}" in lines[0].lower()
     if not is_named and not lines[0].startswith(f"rank {first}"):
         lines[0] = f"rank {first}: {lines[0]}"
@@ -97,7 +97,7 @@ def _failed(
 
 
 def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return the error of the rank that failed first: its own, or the report that others got."""
+    """Return the error of the rank that failed first: its own, or the report that others have."""
     for rank, each in errors.items():
         details = each["details"]
         if "report" not in details and details.get("first_failing_rank", rank) == rank:
@@ -113,7 +113,7 @@ def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_building(directory: Path, rank: int) -> bool:
-    """Whether a rank was in the user's function when it was told to end."""
+    """Whether a rank was in the user's function when told to end."""
     return read_stage(directory, rank) == BUILDING and stack_path(directory, rank).exists()
 
 
@@ -132,10 +132,10 @@ def _still_building(directory: Path, job: Job, rank: int, root: dict[str, Any]) 
 
 
 def _users_place(path: Path) -> str:
-    """Return the `file:line` of the user's code in which a process was; nothing if it is unknown.
+    """Return the user's `file:line` at which a process was; empty if unknown.
 
     Args:
-        path: Of the stacks that it left, the main thread last.
+        path: The file of the stacks that it left, the main thread last.
     """
     if not path.exists():
         return ""
@@ -152,7 +152,7 @@ def _exit_line(rank: int, failures: Mapping[int, ProcessFailure]) -> Iterator[st
         yield f"Rank {rank} was ended by {name}."
 
 
-#: By exit status: the error's code, why a rank's result is not there, and what to do.
+#: By exit status: the error's code, why a rank's result is missing, and what to do.
 _NO_RESULT = {
     UNWRITTEN: (
         "E405",
@@ -188,7 +188,7 @@ def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure
 
 
 def _complete(records: Path, directory: Path, num_ranks: int) -> None:
-    """Write what is known of the ranks that have no flight record of their own."""
+    """Write what is known about ranks without a flight record of their own."""
     for rank in range(num_ranks):
         if not (records / f"rank-{rank}.txt").exists():
             result, stack = read_result(directory, rank), stack_path(directory, rank)

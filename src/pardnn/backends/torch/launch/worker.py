@@ -38,7 +38,7 @@ from pardnn.backends.torch.launch.job import (
 from pardnn.errors import PardnnError, UserCodeError, told, users_traceback
 from pardnn.shortage import shortage
 
-#: How long a process that is told to end may take to notice a failure and report it, seconds.
+#: How long a process told to end may take to notice and report a failure, seconds.
 REPORT_S = 2.5
 _ROOM = "pardnn.backends.torch.launch"
 _PR_SET_PDEATHSIG = 1
@@ -47,7 +47,7 @@ _KEPT: list[socket.socket] = []
 
 
 def _end_with_parent(parent: int) -> None:
-    """Ask the system to end this process when the launcher is gone (Linux)."""
+    """Ask the system to end this process when the launcher ends (Linux)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -66,7 +66,7 @@ def _delay_sigterm(stack: Path) -> None:
         stack: File that then gets the stacks of its threads.
 
     The launcher ends all ranks as soon as one has died, which the others are about to notice. A
-    thread waits for the signal, because the main one may be deep inside a wait or an op.
+    thread waits for the signal because the main one may be deep inside a wait or an op.
     """
     woken, signalled = socket.socketpair()
     signalled.setblocking(False)
@@ -92,7 +92,7 @@ def _run(directory: Path, job: Job, rank: int | str) -> dict[str, Any]:
 
 
 def _error(error: BaseException, rank: int | str) -> dict[str, Any]:
-    """Return an error as JSON; the traceback is the user's or the op's, where there is one."""
+    """Return an error as JSON; the traceback is the user's or the op's, if there is one."""
     cause = error.__cause__ or error
     is_users = isinstance(error, UserCodeError)
     text = users_traceback(cause) if is_users else "".join(traceback.format_exception(cause))
@@ -117,20 +117,20 @@ def main(directory: Path, rank: int | str) -> int:
     """Run a rank or the reference, write its result file, and return the exit status.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
         rank: This rank, or `REFERENCE`.
     """
     try:
         job = read_job(directory)
         write_pid(directory, rank)
-    except FileNotFoundError:  # the launcher was killed and its folder is gone: nobody listens
+    except FileNotFoundError:  # the launcher was killed and its folder is gone, so nobody listens
         return UNWRITTEN
     except OSError as error:
         print(f"rank {rank} cannot use the folder of its run: {error}", file=sys.stderr)
         return _unwritten(error)
     _end_with_parent(job.parent)
     _delay_sigterm(stack_path(directory, rank))
-    # A script in the background of a shell is started deaf to it.
+    # A shell starts background scripts with this signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     write_stage(directory, rank, "loading the framework")
     # Standard output belongs to the command's own result.
@@ -144,7 +144,7 @@ def main(directory: Path, rank: int | str) -> int:
 
 
 def _written(directory: Path, rank: int | str, result: dict[str, Any]) -> int:
-    """Write a result; return the exit status, which alone tells that it could not be written."""
+    """Write a result; only the exit status returned tells if it could not be written."""
     try:
         write_result(directory, rank, result)
     except OSError as error:
@@ -163,5 +163,5 @@ if __name__ == "__main__":
     _status = main(Path(sys.argv[1]), _rank)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that still wait for a failed peer must not keep the process.
+    # Threads that still wait for a failed peer must not keep the process alive.
     os._exit(_status)

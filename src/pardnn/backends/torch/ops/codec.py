@@ -10,7 +10,7 @@
   host beside it.
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
 - `returns`: for each result of the call, lists flattened, the output that it becomes; null for a
-  result that is no tensor or that no op reads. Absent: the outputs in order.
+  result that is not a tensor or that no op reads. Absent: the outputs in order.
 - `redraws`: the earlier random op whose draws this op repeats (an RNG replay).
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 
@@ -37,7 +37,7 @@ from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
 from pardnn.plan.partitioned_graph import DRAW
 
-#: It returns the workspace of its backward pass, its last output, only if gradients are recorded.
+#: Its last output, the workspace of its backward pass, exists only if gradients are recorded.
 _FUSED_RNN = "aten.mkldnn_rnn_layer.default"
 _FUSED_RNN_OUTPUTS = 4
 Environment = dict[str, Any]
@@ -147,7 +147,7 @@ def decode(data: Any, device: torch.device) -> Any:
     """Return the argument that a JSON value encodes, with a `Reference` for each graph value.
 
     Raises:
-        FileError: E402 or E407, if it encodes none.
+        FileError: E402 or E407, if it encodes no argument.
     """
     if isinstance(data, list):
         return [decode(item, device) for item in data]
@@ -219,7 +219,7 @@ def _bind_call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, 
 
 
 def flatten_result(result: Any) -> list[Any]:
-    """Return the results of a call in order, lists flattened; a None inside them is kept."""
+    """Return the results of a call in order, with lists flattened; a None in them is kept."""
     if result is None:
         return []
     if not isinstance(result, list | tuple):
@@ -269,7 +269,7 @@ def bind(op: Op, device: torch.device | str, function: Callable[..., Any] | None
         off when it is called.
 
     Raises:
-        FileError: E402 or E407, if the op's arguments mean nothing.
+        FileError: E402 or E407, if the op's arguments are invalid.
         UnsupportedError: E801, if its kind is not registered in this process.
     """
     if op.kind in SOURCE_KINDS:
@@ -324,11 +324,11 @@ def draw_arguments(
 
     Args:
         op: The draw.
-        arguments: Of the draw.
+        arguments: The arguments of the draw.
         ones: Gets the tensors of ones, see `partition_ops.name_ones`.
 
     Raises:
-        FileError: E402, if they are not arguments of a draw.
+        FileError: E402, if they are not the arguments of a draw.
     """
     try:
         kind, args, kwargs, boxes = arguments["args"]

@@ -1,4 +1,4 @@
-"""Memory of the host, for state that is on its device only while ops use it (`plan.rewritten`).
+"""Host memory for state that is on its device only while ops use it (`plan.rewritten`).
 
 With a GPU it is pinned. A CPU rank has it in a shared anonymous mapping, because `RLIMIT_DATA`,
 which limits the rank's memory, counts only private memory.
@@ -15,7 +15,7 @@ import torch
 from pardnn.backends.torch.devices import empty_tensor, strides_of
 from pardnn.graph.ir import Op, Tensor, span_bytes
 
-#: By address. A tensor holds its mapping, so an entry is there as long as the tensor.
+#: Mappings by address. A tensor holds its mapping, so an entry lives as long as the tensor.
 _mappings: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 
 
@@ -23,8 +23,8 @@ def host_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor in the memory of a device's host, of a graph tensor's shape and type.
 
     Args:
-        tensor: Of at least one byte. The values are not set.
-        device: Of the rank.
+        tensor: A tensor of at least one byte. The values are not set.
+        device: The device of the rank.
     """
     dtype = getattr(torch, tensor.dtype or "float32")
     if device.type != "cpu":
@@ -45,14 +45,14 @@ def is_on_host(value: torch.Tensor) -> bool:
 
 
 def on_host(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op in the memory of the host, where it may be already."""
+    """Return the value of a source op in host memory, where it may already be."""
     if is_on_host(value):
         return value
     return host_tensor(op.outputs[0], device).copy_(value.detach())
 
 
 def where_it_lies(value: torch.Tensor, op: Op, device: torch.device) -> torch.Tensor:
-    """Return the value of a source op where its op wants it: on the host, or no longer there."""
+    """Return the value of a source op where its op wants it: in host memory, or out of it."""
     if op.memory == "host":
         return on_host(value, op, device)
     if is_on_host(value) and value.dim():
@@ -65,7 +65,7 @@ def new_state(op: Op, device: torch.device, fill: Any) -> torch.Tensor:
 
     Args:
         op: The source.
-        device: Of the rank.
+        device: The device of the rank.
         fill: The number in each element.
     """
     (output,) = op.outputs

@@ -5,7 +5,7 @@ decides which calls it makes, or is a number for the next step. No tensor is inv
 
 Idea: the arithmetic is a list of rows in the graph's own arguments, which each rank evaluates from
 the numbers that it reads at a call. Conditions must have the same outcome as at capture, otherwise
-the graph is not that of the step; writes go into the user's objects after the step.
+the graph does not fit the step; writes go into the user's objects after the step.
 
     rows        [["mod", {"tensor": "i"}, 2], ["eq", {"tensor": "#0"}, 0]]
     conditions  [["#1", true, "train.py:12"]]
@@ -54,7 +54,7 @@ class HostProgram:
 
     Attributes:
         rows: Function and operands; row k has the name "#k".
-        conditions: In the order in which the step asked for them.
+        conditions: The conditions in the order in which the step asked for them.
         writes: What the step writes: the name of a number of the user's objects, and an operand.
         initial: First values of numbers that the first step creates, by name.
         inputs: Names of the numbers that the program reads.
@@ -75,10 +75,10 @@ class HostProgram:
         return tuple(dict.fromkeys(name for name in names if not name.startswith("#")))
 
     def run(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each row's value by name; one that cannot be computed is the exception.
+        """Return each row's value by name; for one that cannot be computed, the exception.
 
         Args:
-            numbers: Values of `inputs`.
+            numbers: The values of `inputs`.
         """
         found = dict(numbers)
         for k, (function, operands) in enumerate(self.rows):
@@ -94,7 +94,7 @@ class HostProgram:
         """Yield the conditions whose outcome differs from that at capture, with the outcome.
 
         Args:
-            values: What `run` returned.
+            values: The result of `run`.
         """
         for condition in self.conditions:
             if not same_number(values[condition.row], condition.expected):
@@ -132,16 +132,16 @@ def host_program(graph: Graph) -> HostProgram:
     """Return the host program of a graph; an empty one if it has none.
 
     Raises:
-        FileError: E402, if it is no program.
+        FileError: E402, if it is not a program.
     """
     return read_program(graph.step_notes.get("host"))
 
 
 def read_program(data: Mapping[str, Any] | None) -> HostProgram:
-    """Return the host program that JSON data holds; None holds the empty one.
+    """Return the host program in JSON data; for None, the empty one.
 
     Raises:
-        FileError: E402, if it is no program.
+        FileError: E402, if it is not a program.
     """
     if data is None:
         return HostProgram()

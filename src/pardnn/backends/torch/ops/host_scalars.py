@@ -67,7 +67,7 @@ MATH_FUNCTIONS = {
 }  # fmt: skip
 SCALAR_FUNCTIONS |= {new: getattr(math, name) for name, new in MATH_FUNCTIONS.items()}
 
-#: Of NumPy, which have other last bits than those of `math`; it finds them as methods of a symbol.
+#: NumPy's functions, whose last bits differ from `math`'s; NumPy calls them as methods of a symbol.
 NUMPY_FUNCTIONS = ("cos", "exp", "log", "log10", "log2", "sin", "sqrt", "tanh")
 
 
@@ -101,7 +101,7 @@ _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
 
 class ScalarRecorder(Protocol):
-    """The tracer, as far as a node needs it.
+    """What a node needs of the tracer.
 
     Attributes:
         is_index_asked: Whether Python has used any node as an index.
@@ -121,10 +121,10 @@ class ScalarRecorder(Protocol):
         """
 
     def guard_scalar(self, node: HostNode, *, is_truth: bool = False) -> Any:
-        """Return the number behind `node`, which Python needs, and guard what it needs of it.
+        """Return the number behind `node` that Python needs, and guard what Python needs of it.
 
         Args:
-            node: Of the number.
+            node: The node of the number.
             is_truth: Whether Python only needs to know if it is true.
 
         Raises:
@@ -239,7 +239,7 @@ class HostNode:
         return repr(self.recorder.guard_scalar(self))
 
     def __repr__(self) -> builtins.str:
-        """Return a text for people who debug."""
+        """Return a text for debugging."""
         return f"<host {self.kind.__name__}>"
 
     __str__ = _graph_repr = __repr__
@@ -338,7 +338,7 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
     Args:
         condition: A bool, or its symbol.
         one: A number or symbol.
-        other: Likewise.
+        other: Another one.
     """
     node = node_of(condition)
     if node is None:
@@ -347,7 +347,7 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
 
 
 def as_symbol(number: Any, other: Any) -> Any:
-    """Return a number as a symbol: itself, or a literal beside another symbol.
+    """Return a number as a symbol: itself, or a literal node next to another symbol.
 
     Args:
         number: A number or symbol.
@@ -364,11 +364,11 @@ def _node(number: Any, other: HostNode) -> HostNode:
 
 
 def call_math(function: str, *numbers: Any) -> Any:
-    """Return a function of numbers, at least one of them a symbol, as a symbol.
+    """Call a function on numbers, at least one of them a symbol; return a symbol.
 
     Args:
         function: Its name in `SCALAR_FUNCTIONS`.
-        numbers: What it is called with.
+        numbers: Its arguments.
     """
     other = next(node for number in numbers if (node := node_of(number)) is not None)
     first, *others = (_node(number, other) for number in numbers)
@@ -376,10 +376,10 @@ def call_math(function: str, *numbers: Any) -> Any:
 
 
 def tested_input(node: HostNode, *, is_truth: bool) -> HostNode | None:
-    """Return the input that a node is, or that it compares with zero; None if it does more.
+    """Return the input that a node is or compares with zero; None if the node computes more.
 
     Args:
-        node: Of the number that Python needs.
+        node: The node of the number that Python needs.
         is_truth: Whether Python only needs to know if it is true.
     """
     if node.function is None:

@@ -1,4 +1,4 @@
-"""Memory that kernels allocate and that their results do not show.
+"""Memory that kernels allocate beyond what their results show.
 
 Some kernels shrink a large tensor to their result, or keep the elements before a view's offset: the
 storage would remain large as long as the result is live. Such results are copied, so that a rank
@@ -46,22 +46,22 @@ def compact(result: Any) -> Any:
 
 
 def workspace(kind: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
-    """Return the bytes that a call holds, while it runs, besides its outputs.
+    """Return the bytes that a call holds while it runs, besides its outputs.
 
     Args:
-        kind: Of the call.
+        kind: The kind of the call.
         inputs: Shape, strides, storage offset (elements) and dtype of each input tensor.
-        outputs: Likewise.
+        outputs: The same for each output.
     """
     if kind not in LARGER or not outputs:
         return 0
     if kind in _LOSSES:
         unreduced = torch.broadcast_shapes(*(shape for shape, *_ in inputs[:2]))
         return 0 if outputs[0][0] else math.prod(unreduced) * outputs[0][3].itemsize
-    if kind == _COL2IM:  # the result is made as large as the input
+    if kind == _COL2IM:  # the result is allocated as large as the input
         columns = _bytes(inputs[0])
         return columns if columns > _bytes(outputs[0]) else 0
-    if kind in _BAGS:  # offsets have one more
+    if kind in _BAGS:  # there is one more offset
         return sum(_bytes(each) + each[3].itemsize for each in outputs[1:])
     _, _, offset, dtype = inputs[0]
     return offset * dtype.itemsize + _bytes(outputs[0]) if offset else 0

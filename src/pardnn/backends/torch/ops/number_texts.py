@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-#: Before the formats of `%`, as in "by %.3f".
+#: Prefix of formats of `%`, as in "by %.3f".
 PERCENT = "by "
-#: A tensor's text says what it is to autograd: begins of its format.
+#: A tensor's text says what it is to autograd: prefixes of its format.
 _TENSOR, _LEAF, _PARAMETER, _MADE = "str", "str leaf", "str parameter", "str grad_fn="
 
 
 def text_format(tensor: torch.Tensor) -> str:
-    """Return the format of a tensor's text, which `format_number` needs besides its numbers."""
+    """Return the format of a tensor's text, which `format_number` needs beside its numbers."""
     if isinstance(tensor, torch.nn.Parameter):
         return _PARAMETER if tensor.requires_grad else f"{_PARAMETER}, frozen"
     if tensor.grad_fn is None:
@@ -27,7 +27,7 @@ def format_number(number: Any, spec: str) -> str:
     """Return the text of a number or tensor.
 
     Args:
-        number: It.
+        number: The number or tensor.
         spec: A format of Python's; `PERCENT` and one of `%`; "json" for the text that `json` makes;
             or one of `text_format`.
     """
@@ -55,7 +55,7 @@ def _text_of_tensor(tensor: torch.Tensor, spec: str) -> str:
 
 
 class _Same(torch.autograd.Function):
-    """The identity, by the name of any other function."""
+    """The identity, under the name of any other function."""
 
     @staticmethod
     def forward(_ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

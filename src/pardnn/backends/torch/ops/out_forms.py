@@ -1,9 +1,9 @@
-"""Calls in the form that writes into memory that it is given.
+"""Calls in the form that writes into given memory.
 
-Only of kernels that torch generates both forms of from one implementation ("structured"), or whose
-plain form calls this one (abs, where): the bits are the same, and a test compares each. Other calls
-have such a form too, but it copies what the plain one returns. The forms of copies, empty tensors,
-zeros, random bits and arithmetic with a number are what their plain calls do inside.
+Only kernels are used of which torch generates both forms from one implementation ("structured"), or
+whose plain form calls this one (abs, where): the bits are the same, and a test compares each. Other
+calls also have such a form, but it copies what the plain one returns. The forms of copies, empty
+tensors, zeros, random bits and arithmetic with a number are what their plain calls use inside.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from pardnn.backends.torch.ops.codec import bind, find_call
 from pardnn.graph.ir import Op
 
-#: From so many bytes on a tensor has a place: such blocks go back to the system if they are freed.
+#: Tensors of at least this many bytes have places: such blocks go back to the system when freed.
 LEAST_BYTES = 128 << 10
 _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
 _EMPTY = frozenset({"aten.empty.memory_format", "aten.empty_like.default"})
@@ -82,7 +82,7 @@ def is_worth_a_place(num_bytes: int) -> bool:
 
 
 def may_have_place(op: Op) -> bool:
-    """Whether an op can write its result, and nothing else, where it is told."""
+    """Whether an op can write its result, and nothing else, to a given place."""
     if len(op.outputs) != 1 or op.memory == "residual":
         return False
     (output,) = op.outputs

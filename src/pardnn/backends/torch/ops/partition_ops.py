@@ -54,7 +54,7 @@ def box_copy(
     Args:
         value: The whole tensor.
         box: First and last index per dim, the last exclusive.
-        strides: Of the result, elements; contiguous if None.
+        strides: The strides of the result, in elements; contiguous if None.
     """
     view = box_view(value.detach(), box)
     strides = tuple(strides) if strides is not None else contiguous_strides(view.shape)
@@ -68,13 +68,13 @@ def bind_partition_op(op: Op, args: Sequence[Any], device: torch.device) -> Resu
     Args:
         op: The op.
         args: Its decoded arguments; references for tensors.
-        device: Of new tensors.
+        device: The device of new tensors.
 
     Returns:
         A function of the environment that returns the op's result.
 
     Raises:
-        FileError: E402, if its arguments mean nothing.
+        FileError: E402, if its arguments are invalid.
     """
     make = _BINDERS.get(op.kind)
     try:
@@ -177,7 +177,7 @@ def concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
     """Return the dim along which boxes concatenate to the whole; None if there is none.
 
     Args:
-        shape: Of the whole.
+        shape: The shape of the whole tensor.
         boxes: First and last index per dim, the last exclusive.
     """
     for dim, extent in enumerate(shape):
@@ -190,7 +190,7 @@ def concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
     return None
 
 
-#: How partial results are combined, by the name of the reduction; a quotient is of two.
+#: How partial results are combined, by the name of the reduction; a quotient has just two.
 COMBINE: Mapping[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum,
     "prod": torch.mul, "quotient": torch.div,
@@ -246,7 +246,7 @@ _BINDERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
 
 
 def name_ones(data: Any, made: dict[str, Any]) -> Any:
-    """Return a draw's arguments with a reference in place of each tensor of ones.
+    """Return a draw's arguments with each tensor of ones replaced by a reference.
 
     Args:
         data: The arguments.
@@ -255,7 +255,7 @@ def name_ones(data: Any, made: dict[str, Any]) -> Any:
     if isinstance(data, list):
         return [name_ones(item, made) for item in data]
     if isinstance(data, dict) and set(data) == {"ones"}:
-        # No tensor of a graph file can have this name: names there are printed, this is not.
+        # No tensor of a graph file can have this name: names there are printable, this is not.
         name = f"\0ones{len(made)}"
         shape, dtype, strides = data["ones"]
         made[name] = (
@@ -278,9 +278,9 @@ def keep_boxes(
 
     Args:
         call: The call.
-        boxes: For each result, the box to keep; None for a result that no op reads.
+        boxes: The box to keep of each result; None for a result that no op reads.
         ones: Shape, strides and dtype of the tensors of ones among its arguments, by name.
-        device: Of the tensors of ones.
+        device: The device of the tensors of ones.
         flat: Flattens the result of a call.
     """
 

@@ -25,26 +25,26 @@ _UNMARKED_WRITES = {
 }
 #: Ops that return a view although their schema does not say so.
 _UNMARKED_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
-#: Ops that only matter to autograd: their result is their input.
+#: Ops that matter only to autograd: their result is their input.
 _IDENTITIES = frozenset({
     "aten::detach", "aten::detach_", "aten::alias", "aten::lift", "aten::lift_fresh",
 })  # fmt: skip
-#: Ops that change a tensor's geometry in place; without the underscore they return that view.
+#: Ops that change a tensor's geometry in place; without the underscore, they return that view.
 _VIEWS_IN_PLACE = frozenset({
     "as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
 })  # fmt: skip
-#: Only their device can tell how much memory they keep for the backward pass.
+#: Only their device knows how much memory they keep for the backward pass.
 _UNKNOWN_WORKSPACES = frozenset({"aten::_cudnn_rnn", "aten::miopen_rnn"})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 #: Namespaces of queries about a tensor and of profiler marks, which compute nothing.
 _QUERIES = frozenset({"prim", "profiler"})
 _NO_EFFECT = frozenset({"aten::_assert_scalar", "aten::_assert_tensor_metadata"})
-#: The size of what these make depends on their numbers.
+#: The size of their results depends on their numbers.
 _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
-#: Their results depend on a whole storage, or they change the geometry of an argument.
+#: Ops whose results depend on a whole storage, or that change an argument's geometry.
 _UNCACHEABLE_PREFIXES = ("as_strided", "resize", "set_", "_resize", "swap_")
 _UNCACHEABLE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_view})
-#: Norms whose statistics fake kernels give the type of the input.
+#: Norms to whose statistics fake kernels give the type of the input.
 _WITH_STATISTICS = frozenset({
     "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm",
 })  # fmt: skip
@@ -82,7 +82,7 @@ _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the tracer needs to know of an op.
+    """What the tracer needs to know about an op.
 
     Attributes:
         names: Argument names in order.
@@ -119,7 +119,7 @@ class Signature:
 
 @functools.cache
 def signature(op: torch._ops.OpOverload) -> Signature:
-    """Return what an op's schema says, corrected."""
+    """Return what an op's schema says, with corrections."""
     schema = op._schema
     writes = frozenset(
         a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
@@ -155,7 +155,7 @@ def written_names(sig: Signature, args: tuple[Any, ...], kwargs: dict[str, Any])
     gradient scaler passes (`ATen/native/cuda/fused_adam_utils.cuh`, `native/cpu/Fused*Kernel.cpp`).
 
     Args:
-        sig: Of its op.
+        sig: The signature of its op.
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
@@ -210,7 +210,7 @@ def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an op's fake kernel, and correct types and strides that it gets wrong.
 
-    On CPUs, batch norm and padding know two memory formats, and no other order of dims. Some
+    On CPUs, batch norm and padding know two memory formats and no other order of dims. Some
     elementwise ops stride their results like a product, whatever their fake kernels say.
 
     Args:
@@ -237,12 +237,13 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
 def _of_right_types(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an op's fake kernel, and correct what it is known to get wrong.
 
-    That of `_grouped_mm` takes bfloat16 only, while the real one on the CPU takes any: it is run
-    on bfloat16, and its result gets the dtype of the arguments. Those of the backward passes of
-    layer norm and of losses stride the gradients like an argument, where real ones are contiguous;
-    some follow another argument than real ones. Results that an `output_mask` leaves out are in
-    truth None, and tensors for some fake kernels. Of norms of bfloat16 under float32 weights, as
-    autocast makes them, statistics are float32 on the CPU, and gradients of the input are not.
+    The fake kernel of `_grouped_mm` only takes bfloat16, while the real one on the CPU takes any
+    type: it is run on bfloat16, and its result gets the dtype of the arguments. In backward passes
+    of layer norm and of losses, fake kernels stride the gradients like an argument, where real ones
+    are contiguous; some follow another argument than the real ones. Results that an `output_mask`
+    leaves out are None, but tensors in some fake kernels. For norms of bfloat16 under float32
+    weights, as autocast makes them, statistics are float32 on the CPU, while gradients of the input
+    are not.
 
     Args:
         op: The overload.
@@ -292,7 +293,7 @@ def split_call(
     """Split a call on lists into calls on lists of length one, which give the same bits.
 
     Args:
-        sig: Of its op.
+        sig: The signature of its op.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
@@ -323,7 +324,7 @@ def written_tensors(
     """Return the tensors among the arguments that are changed in place, in schema order.
 
     Args:
-        sig: Of the op.
+        sig: The signature of the op.
         writes: Names of the arguments that are changed.
         args: Positional arguments.
         kwargs: Keyword arguments.

@@ -1,7 +1,7 @@
 """Numeric verification of a description: the local ops of a call are run and combined.
 
-Problem: a wrong TDL description gives wrong numbers on several devices, and no type or shape shows
-it.
+Problem: a wrong TDL description gives wrong numbers on several devices, and no type or shape gives
+    this away.
 
 Idea: run the operator on whole inputs and, for every strategy of the call, each worker's local op
 on its region of the inputs. The local results, placed and reduced as the description says, must
@@ -65,7 +65,7 @@ def call_with_values(
         Its kind, arguments and keyword arguments as in `Op.arguments`, and its tensors by name.
 
     Raises:
-        UnsupportedError: E801, if the op is not registered or an argument cannot be data.
+        UnsupportedError: E801, if the op is not registered, or an argument cannot be data.
     """
     kind = full_kind(op)
     find_call(kind)
@@ -110,9 +110,9 @@ def sample_values(
     """Return random values for the tensors and host scalars of a call.
 
     Args:
-        shapes: By name.
-        dtypes: By name; "host.int" and the like for host scalars.
-        seed: Of the draw.
+        shapes: The shapes by name.
+        dtypes: Dtypes by name; "host.int" and the like for host scalars.
+        seed: The seed of the draw.
         double: Whether floats are in double precision, whatever their dtype.
 
     Returns:
@@ -142,11 +142,11 @@ def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
     """Run a call for real, on copies of its tensors.
 
     Args:
-        call: Its tensors are named in `values`.
+        call: The call, whose tensors are named in `values`.
         values: Tensors and host scalars by name.
 
     Returns:
-        Its results, lists flattened; of a call that returns nothing, the tensors that it changes
+        Its results, lists flattened; for a call that returns nothing, the tensors that it changes
         in place.
     """
 
@@ -182,12 +182,12 @@ def verify_worker_ops(
 
     Args:
         whole: Results of the call on whole inputs.
-        ops: One per worker.
+        ops: The local ops, one per worker.
         values: Whole inputs, by slot.
         is_random: Compare only shapes.
 
     Returns:
-        What is wrong; None if nothing is.
+        What is wrong; None if nothing.
     """
     local_results: list[list[Any]] = []
     for worker, op in enumerate(ops):
@@ -223,7 +223,7 @@ def take(value: Any, region: Region) -> Any:
             raise ValueError(f"dim {dim} of size {size} is read from {begin} to {end}")
         first, last = max(begin, 0), min(end, size)
         inside = inside.narrow(dim, min(first, size), max(last - first, 0))
-    if not region.content:  # values are not read: NaN spoils every result that reads them
+    if not region.content:  # these values must not be read: NaN spoils every result that does
         fill = float("nan") if value.is_floating_point() else 0
         return value.new_full([end - begin for begin, end in region.box], fill)
     if region.fill is None:

@@ -17,9 +17,9 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[Callable[[Callable[[], object]], float]]:
-    """Yield a function that makes a call and returns its seconds, plus 1 us for reading the clock.
+    """Yield a function that makes a call and returns its seconds, including 1 us for the clock.
 
-    Use it in the thread that entered it.
+    Use it in the thread that entered the context.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -34,14 +34,15 @@ def undisturbed() -> Iterator[Callable[[Callable[[], object]], float]]:
             before = _waited(number)
             seconds = _wall(call)
             waited = (_waited(number) - before) * 1e-9
-            # Read apart from the clock: a wait in between would count that was not in the call.
+            # Read separately from the clock: a wait in between would count although not in the
+            # call.
             return seconds - waited if waited < seconds else seconds
 
         yield timed
 
 
 def _waited(number: int) -> int:
-    """Return the nanoseconds that this thread was ready to run and had no core, so far."""
+    """Return the nanoseconds for which this thread has been ready to run without a core."""
     return int(os.pread(number, 64, 0).split()[1])
 
 

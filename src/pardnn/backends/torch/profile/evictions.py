@@ -39,7 +39,7 @@ def visits(ops: Sequence[Op], budget: int) -> list[Visit]:
     """Return what to keep of a run of ops, so that no more than `budget` bytes are held.
 
     Args:
-        ops: In the order of the run. Sources take no memory: their values are synthetic.
+        ops: The ops in the order of the run. Sources take no memory: their values are synthetic.
         budget: Bytes of storages.
     """
     held = _Held(ops, budget)
@@ -49,8 +49,8 @@ def visits(ops: Sequence[Op], budget: int) -> list[Visit]:
 class _Held:
     """The storages that are held while the run is laid out.
 
-    A storage is known by the name of the value that began it; a value that was dropped and made
-    up again begins one of its own.
+    A storage goes by the name of its first value; a value that was dropped and made up again starts
+    its own storage.
     """
 
     def __init__(self, ops: Sequence[Op], budget: int) -> None:
@@ -87,7 +87,7 @@ class _Held:
         return Visit(True, evicted, tuple(made), self._after(op, [*op.inputs, *outputs]))
 
     def _after(self, op: Op, touched: Sequence[str]) -> tuple[str, ...]:
-        """Count the uses of an op as past; return what is dropped since nothing reads it."""
+        """Count an op's uses as past; return what is dropped because nothing reads it later."""
         for name in op.inputs:
             self._uses[name].pop()
         ended = tuple(self._ended(touched))
@@ -112,18 +112,18 @@ class _Held:
             heapq.heappush(self._farthest, (-following, storage))
 
     def _evicted(self, room: int, used: set[str]) -> list[str]:
-        """Drop storages, the one that is read last first, until what is live fits the room."""
+        """Drop storages, the one with the farthest next use first, until the rest fits."""
         dropped: list[str] = []
         while self._live > room and self._farthest:
             negative, storage = heapq.heappop(self._farthest)
             following = -negative
             is_stale = storage not in self._names or self._next_use(storage) != following
-            if not is_stale and storage not in used:  # what is used now is noted again after it
+            if not is_stale and storage not in used:  # what this op uses is noted again after it
                 dropped += self._drop(storage)
         return dropped
 
     def _ended(self, names: Sequence[str]) -> list[str]:
-        """Drop the storages of values of which nothing is read any more."""
+        """Drop the storages that nothing reads any longer."""
         storages = dict.fromkeys(self._storage[name] for name in names if name in self._storage)
         ending = [each for each in storages if self._next_use(each) is None]
         return [name for storage in ending for name in self._drop(storage)]

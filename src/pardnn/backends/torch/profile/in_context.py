@@ -42,7 +42,7 @@ from pardnn.plan.partitioned_graph import JOIN
 from pardnn.plan.piece_order import piece_by_piece
 from pardnn.plan.pieces import piece_number
 
-#: Timed runs of the graph: at least, at most, and the seconds after which there are no more.
+#: Timed runs of the graph: the least, the most, and the seconds after which no more start.
 MIN_RUNS, MAX_RUNS, RUNS_SECONDS = 3, 12, 2.0
 
 #: Share of the free memory that the tensors of a graph may take.
@@ -51,7 +51,7 @@ MEMORY_SHARE = 0.5
 #: Hyperparameters on the host, such as a rate or a decay: small, so that parameters stay small.
 _HOST_FLOAT = 1e-3
 
-#: Times the live bytes that a heap takes which keeps all blocks; mostly less (decision 040).
+#: How many times the live bytes a heap takes that keeps all blocks; mostly less (decision 040).
 WASTE = 3
 
 
@@ -87,12 +87,12 @@ def profile_in_context(
         graph: A captured graph, or a rank's share of a partitioned one.
         end: `time.perf_counter` after which no further run starts; None for no limit.
         memory: Bytes of tensors that it may take; None: a share of what this machine has free.
-        tell: Called now and then with the share of the least work that is done.
+        tell: Called now and then with the share of the minimum work that is done.
 
     Returns:
-        By signature, the median over the runs, averaged over the positions of a call; likewise for
-        each kind of view, for all views and for host arithmetic. A call that alone exceeds the
-        memory is absent.
+        By signature, the median over the runs, averaged over the positions of a call; the same for
+        each kind of view, for all views and for host arithmetic. A call that exceeds the memory
+        alone is absent.
     """
     budget = int(MEMORY_SHARE * available_bytes())
     budget = budget if memory is None else min(budget, memory)
@@ -121,7 +121,7 @@ def profile_in_context(
 
 
 def _peak_bytes(items: Sequence[_Item]) -> int:
-    """Return the most bytes that a run holds; sources are there all the time."""
+    """Return the most bytes that a run holds; sources are held all the time."""
     own = {t.name: t.bytes for item in items for t in item.op.outputs if t.alias_of is None}
     live = sum(own[t.name] for item in items if item.op.is_source for t in item.op.outputs)
     peak = live
@@ -136,7 +136,7 @@ def _peak_bytes(items: Sequence[_Item]) -> int:
 def _telling(
     items: Sequence[_Item], run: int, tell: Callable[[float], None] | None
 ) -> Iterator[_Item]:
-    """Yield the ops of a run, telling every 128 of them how far the runs have come."""
+    """Yield the ops of a run; after every 128, report how far the runs have come."""
     for at, item in enumerate(items):
         if tell is not None and at % 128 == 0:
             tell(min(1.0, (run + at / len(items)) / (MIN_RUNS + 1)))
@@ -144,10 +144,10 @@ def _telling(
 
 
 def _in_order(graph: Graph) -> list[Op]:
-    """Return the ops in the order of the graph, each piece as far as it goes before the next one.
+    """Return the ops in the order of the graph, each piece as far as it goes before the next.
 
-    So does a rank run them. With all pieces of an op in a row, a weight would be in the caches for
-    all but the first.
+    This is how a rank runs them. With all pieces of an op in a row, a weight would be in the caches
+    for all but the first.
     """
     pairs = op_edges(graph.arrays)
     piece = np.array([piece_number(op.name) for op in graph.ops], dtype=np.int64)
@@ -243,7 +243,7 @@ def _entries(
 ) -> dict[str, Entry]:
     found: dict[str, list[list[float]]] = defaultdict(list)
     for at, (item, seconds) in enumerate(zip(items, taken, strict=True)):
-        # A join copies here what ranks receive in its place.
+        # Here a join copies what ranks receive in place.
         if item.call is None or at in failed or item.op.kind == JOIN:
             continue
         for text in _texts(item.op, tensors):

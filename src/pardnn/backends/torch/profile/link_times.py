@@ -38,7 +38,7 @@ from pardnn.cost.links import LinkCosts, LinkFit, fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import RankError, StuckError
 
-#: Bytes of the messages. From far below to far above where latency and transfer take equally long.
+#: Bytes of the messages, from far below to far above where latency and transfer take equally long.
 MESSAGE_BYTES = tuple(1 << power for power in range(6, 25, 2))
 
 #: Round trips per size: 3 long ones show a bandwidth, short ones need more to show a latency.
@@ -54,10 +54,10 @@ BUSY_BYTES = 1 << 20
 #: Rows and columns of the layer that stands for computation: some 0.3 ms on a core, 0.5 MB.
 _WORK = (64, 256)
 
-#: Computations until what was sent surely is there: the quartile leaves out where it is not.
+#: Computations after which a message has surely arrived; the quartile drops where it has not.
 _MEANWHILE = 3
 
-#: Signatures in the cost cache: one of these, and for all but the last two the number of bytes.
+#: Signatures in the cost cache: one of these, followed in all but the last two by the bytes.
 _IDLE, _SEND, _TAKE, _POST, _WAKE = (
     f"pardnn.{kind}." for kind in ("message", "send", "take", "post", "wake")
 )
@@ -74,8 +74,8 @@ def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> Lin
     """Measure messages between two local CPU ranks, idle and computing; keep them in the cache.
 
     Args:
-        timeout_s: After which the ranks are given up, seconds.
-        folder: Of the cost cache; the user's if absent.
+        timeout_s: Seconds after which the ranks are given up.
+        folder: The folder of the cost cache; the user's if absent.
 
     Raises:
         RankError: E601, if a rank fails.
@@ -103,7 +103,7 @@ def _machine() -> Machine:
 
 
 def _fitted(entries: Mapping[str, Entry]) -> LinkCosts:
-    # In one order, so that the fit from the cache is the one that was measured, to the last bit.
+    # In a fixed order, so that a fit from the cache equals the measured one to the last bit.
     def fitted(kind: str) -> LinkFit:
         sizes = _SIZES[kind]
         return fit_link(sizes, [entries[f"{kind}{size}"].seconds for size in sizes])
@@ -203,7 +203,7 @@ def _idle(end: End, size: int) -> float:
     trip = functools.partial(end.trip, size, buffer, is_first=end.rank == 0)
     trip()
     trips = torch.tensor([max(MIN_TRIPS, min(MAX_TRIPS, int(SIZE_SECONDS / trip())))])
-    dist.broadcast(trips, 0)  # each rank measured another time; both must agree
+    dist.broadcast(trips, 0)  # each rank measured its own time, and both must agree
     return low([trip() for _ in range(int(trips))]) / 2
 
 
@@ -229,7 +229,7 @@ def _busy(end: End, compute: _Work, size: int) -> tuple[list[float], list[float]
             for _ in range(_MEANWHILE):
                 compute()
             posted.append(timed(post))
-            # After the post: a message that no socket carries leaves only when both ends wait.
+            # After the post, since a message outside the sockets leaves only when both ends wait.
             sent.append(sending + timed(functools.partial(channel.wait, mine)))
             taken.append(timed(functools.partial(channel.wait, theirs)))
     return sent, posted, taken
@@ -246,7 +246,7 @@ def _woken(end: End, world: World, compute: _Work, size: int) -> list[float]:
             end.send(mine, buffer)
         else:
             end.receive(theirs)
-        marks.append(time.perf_counter())  # of one clock: both ranks are on one machine
+        marks.append(time.perf_counter())  # the clocks agree, as both ranks are on one machine
     both = world.all_gather("marks", marks)
     return [both[1 - turn % 2][turn] - both[turn % 2][turn] for turn in range(2 * ROUNDS)]
 

@@ -1,4 +1,4 @@
-"""Measuring the calls of a graph that somebody else may have written, in a child process.
+"""Measuring, in a child process, the calls of a graph that somebody else may have written.
 
 A captured graph holds the calls of the user's own step. A graph file may name any operator with any
 arguments: one that reads foreign memory, or that makes 8 GiB where the file says 16 bytes. So its
@@ -49,9 +49,9 @@ from pardnn.graph.ir import Graph, Op, Tensor
 
 _GRAPH, _REQUEST = "graph.json", "request.json"
 _PR_SET_PDEATHSIG = 1
-#: Bytes beside tensors: torch's libraries, its kernels' own memory.
+#: Bytes besides tensors: torch's libraries and its kernels' own memory.
 ALLOWANCE_BYTES = 2 << 30
-#: Seconds that the child has beyond its budget, to load torch and to end the call in hand.
+#: Seconds that the child has beyond its budget to load torch and to end the current call.
 GRACE_SECONDS = 60.0
 
 
@@ -68,12 +68,12 @@ def profile_file(
     """Time the calls of a graph that was read from a file; see `profile_graph`.
 
     Args:
-        graph: Of the file.
+        graph: The graph in the file.
         device: Where to run the calls.
         allowed: Kinds of calls that may run; the others are estimated.
-        threads: That an op may use on a CPU.
+        threads: How many threads an op may use on a CPU.
         memory: Bytes of tensors that it may take; None: what the device has free.
-        budget_seconds: After which each remaining call is estimated.
+        budget_seconds: Time after which each remaining call is estimated.
         keeps_freed: See `profile_graph`.
 
     Raises:
@@ -94,7 +94,7 @@ def profile_file(
     table = load_table(machine_of(torch.device(device), keeps_freed=keeps_freed), cache_folder())
     torch.set_num_threads(before)
     entries = {text: Entry(**row) for text, row in answer["entries"].items()}
-    # Estimates are not kept: they can be measured where the step is captured.
+    # Estimates are not kept, since these calls can be measured where the step is captured.
     save_table(table.with_entries({k: v for k, v in entries.items() if v.repetitions}),
                cache_folder())  # fmt: skip
     stats = answer["stats"]
@@ -131,11 +131,11 @@ def _ended(how: str) -> FileError:
 
 
 class Allowed:
-    """Which ops may run: of the listed kinds, with the results that the graph declares.
+    """Which ops may run: those of listed kinds, with the results that the graph declares.
 
     Args:
-        kinds: That may run.
-        tensors: Of the graph, by name.
+        kinds: The kinds that may run.
+        tensors: The tensors of the graph, by name.
     """
 
     def __init__(self, kinds: Collection[str], tensors: Mapping[str, Tensor]) -> None:
@@ -155,7 +155,7 @@ class Allowed:
             values = synthetic_inputs(op, self._tensors, torch.device("cpu"))
             try:
                 bind(op, "cpu")(values)
-            except DataDependentOutputException:  # a number read from a tensor, of one size always
+            except DataDependentOutputException:  # a number read from a tensor, always of one size
                 return
         for output in op.outputs:
             problem = _difference(output, values[output.name])
@@ -198,11 +198,11 @@ def main(folder: Path) -> None:
     """Measure as the child, and print the answer as one JSON object.
 
     Args:
-        folder: With the graph and the request.
+        folder: The folder with the graph and the request.
     """
     request = json.loads((folder / _REQUEST).read_text(encoding="utf-8"))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Torch asks for a temporary folder while it is loaded, and Python looks for one by writing.
+    # torch asks for a temporary folder while it loads, and Python finds one by writing to it.
     tempfile.tempdir = str(folder)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -32,7 +32,7 @@ from pardnn.cost.host import available_bytes
 from pardnn.cost.table import Entry
 from pardnn.graph.ir import Op, Tensor
 
-#: Timed repetitions of one call, and the seconds after which there are no more of them. Few
+#: Timed repetitions of one call, and the seconds after which no more start. Few
 #: enough that in-place calls on [0.5, 1) reach neither infinity nor denormal numbers.
 MAX_REPETITIONS = 25
 MIN_REPETITIONS = 3
@@ -55,15 +55,15 @@ def measure_alone(
         tensors: The graph's tensors by name.
         device: Where to run it.
         memory: Bytes of tensors that it may take; None: what the device has free.
-        hurry: Whether to time it once only.
+        hurry: Whether to time it only once.
 
     Raises:
-        RuntimeError: Whatever the op raises on them, or that it does not fit the device.
+        RuntimeError: Whatever the op raises on them, or if it does not fit the device.
     """
     needed = sum(tensors[name].bytes for name in op.inputs) + sum(t.bytes for t in op.outputs)
     free = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     room = int(0.9 * free) if memory is None else min(int(0.9 * free), memory)
-    if needed > room:  # a CPU has no allocator that says no in time
+    if needed > room:  # no CPU allocator refuses in time
         raise RuntimeError(f"it needs {needed} bytes, {room} may be taken")
     keep_next(may_have_place(op))
     run = bind(op, device)
@@ -101,7 +101,7 @@ def _time_cpu(once: Callable[[], None], hurry: bool) -> Entry:
 
         first = timed()  # loads kernels, plans the convolution: milliseconds
         warm = first if CALL_SECONDS < first <= SLOW_SECONDS else timed()
-        # Of a call that is slow once only, the first time is no half of the truth.
+        # If only the first run is slow, it must not be half of the result.
         if min(first, warm) > SLOW_SECONDS and not hurry:
             return _entry([first, warm])
         return _entry([timed() for _ in range(_repetitions(warm, hurry))])
@@ -139,7 +139,7 @@ def _time_cuda(once: Callable[[], None], hurry: bool) -> Entry:
 def measure_overheads(device: torch.device) -> dict[str, Entry]:
     """Return the overheads of a call from Python: of a view, and of host arithmetic.
 
-    With a GPU views cost nothing: the host makes them while the device works.
+    With a GPU, views cost nothing: the host makes them while the device works.
 
     Args:
         device: Where the views are made.

@@ -33,7 +33,7 @@ from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.time_limit import seconds_left
 
-#: Seconds after which each remaining call is timed once only.
+#: Seconds after which each remaining call is timed only once.
 BUDGET_SECONDS = 60.0
 
 Progress = Callable[[int, int], None]
@@ -110,9 +110,10 @@ def profile_graph(
         graph: A captured graph.
         device: Where to run the calls.
         progress: Called with the number of calls done and in all.
-        threads: That an op may use on a CPU; the current number if absent, which is restored.
-        folder: Of the cost cache; the user's if absent.
-        budget_seconds: After which each remaining call is timed once.
+        threads: How many threads an op may use on a CPU; the current number if absent, which is
+            restored.
+        folder: The folder of the cost cache; the user's if absent.
+        budget_seconds: Time after which each remaining call is timed only once.
         memory: Bytes of tensors that it may take; a call that needs more is estimated by a
             roofline. None: what the device has free.
         admit: Raises `UnsupportedError` for an op that may not run; it is estimated, and so are ops
@@ -164,8 +165,8 @@ def cached_table(
 
     Args:
         device: Where the calls were run.
-        threads: That an op may use on a CPU; the current number if absent.
-        folder: Of the cost cache; the user's if absent.
+        threads: How many threads an op may use on a CPU; the current number if absent.
+        folder: The folder of the cost cache; the user's if absent.
         keeps_freed: See `profile_graph`.
     """
     device = torch.device(device)
@@ -184,7 +185,7 @@ def _cases(graph: Graph, tensors: Mapping[str, Tensor]) -> list[_Case]:
 
 @contextmanager
 def _quiet(device: torch.device, threads: int | None) -> Iterator[None]:
-    """Leave the generators, the number of threads and gradient recording as they were.
+    """Restore the generators, the number of threads and gradient recording afterwards.
 
     Denormal numbers are flushed to zero: synthetic values have more of them than those of a step,
     and a product of them takes ten times as long.
@@ -213,7 +214,7 @@ def _measure_all(
     memory: int | None,
     admit: Callable[[Op], None] | None,
 ) -> tuple[CostTable, dict[str, Entry], list[tuple[str, str, str]]]:
-    """Return the table with what was timed, the estimates of the rest, and what that is."""
+    """Return the table of what was timed, the estimates of the rest, and what these cover."""
     found: dict[str, Entry] = {}
     estimates: dict[str, Entry] = {}
     estimated: list[tuple[str, str, str]] = []
@@ -244,7 +245,7 @@ def _measure_all(
 
 
 def _rising(progress: Progress | None, number: int) -> Callable[[float], None]:
-    """Return a function that reports which part of so many calls is timed, where that is more."""
+    """Return a function that reports the share of the calls timed so far, if it has grown."""
     reported = 0
 
     def tell(part: float) -> None:

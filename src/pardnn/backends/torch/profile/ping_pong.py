@@ -24,7 +24,7 @@ _ALWAYS = 64 << 10
 MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
 _ORDER_BYTES = 16
-#: For people, where a rank is lost or does not come.
+#: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
 
 
@@ -32,7 +32,7 @@ class End:
     """One end of messages to and from another rank.
 
     Args:
-        channel: Of this rank.
+        channel: The channel of this rank.
         peer: The other rank.
     """
 
@@ -65,7 +65,7 @@ class End:
 
         Args:
             size: Bytes of the message each way.
-            buffer: Of this size, to be sent.
+            buffer: A buffer of this size, to be sent.
             is_first: Whether this end sends first.
         """
         mine, theirs = self.specs(size)
@@ -86,8 +86,8 @@ def lead(end: End, budget_s: float) -> dict[int, float]:
     """Measure messages to and from a rank that calls `follow`.
 
     Args:
-        end: This rank's.
-        budget_s: After which no longer messages are tried, seconds.
+        end: This rank's end.
+        budget_s: Seconds after which no longer messages are tried.
 
     Returns:
         Seconds of one message, by its bytes.
@@ -98,7 +98,7 @@ def lead(end: End, budget_s: float) -> dict[int, float]:
         left = finish - time.perf_counter()
         if size > _ALWAYS and 2 * (MIN_TRIPS + 1) * _extrapolated(found, size) > left:
             break
-        warm = _lot(end, size, 1)[0]  # opens windows and buffers
+        warm = _lot(end, size, 1)[0]  # opens TCP windows and buffers
         count = max(MIN_TRIPS, min(MAX_TRIPS, int(_SIZE_S / warm)))
         found[size] = low(_lot(end, size, count)) / 2
     _order(end, 0, 0)
@@ -106,7 +106,7 @@ def lead(end: End, budget_s: float) -> dict[int, float]:
 
 
 def _extrapolated(found: dict[int, float], size: int) -> float:
-    """Return the seconds of a longer message, by the shortest and the longest so far."""
+    """Estimate the seconds of a longer message from the shortest and the longest so far."""
     least, most = min(found), max(found)
     slope = max(0.0, found[most] - found[least]) / (most - least)
     return found[most] + (size - most) * slope

@@ -29,7 +29,7 @@ from pardnn.cost.links import fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import PardnnError, UsageError
 
-#: Of a measurement at the start of a run, seconds in all; longest share of one round.
+#: Seconds for all measurements at the start of a run; longest share of one round.
 BUDGET_S, ROUND_S = 1.2, 0.6
 _SIGNATURE = "pardnn.message."
 Pair = tuple[int, int]
@@ -56,14 +56,14 @@ class ThisCluster(NamedTuple):
 
 
 def this_cluster(world: World, *, every: bool = False, folder: Path | None = None) -> ThisCluster:
-    """Measure the links between the ranks; all ranks call it once, and get the same.
+    """Measure the links between the ranks; all ranks call it once and get the same result.
 
     On one node, earlier measurements count, for the same machine, transport and number of ranks.
 
     Args:
         world: This rank's connections, of at least two ranks.
         every: Measure every pair, one after the other, whatever is cached.
-        folder: Of the cost cache; the user's if absent.
+        folder: The folder of the cost cache; the user's if absent.
 
     Raises:
         RankError: E602, if a rank was lost.
@@ -80,7 +80,7 @@ def this_cluster(world: World, *, every: bool = False, folder: Path | None = Non
     mine: list[Any] = []
     for number, pairs in enumerate(rounds):
         mine += [[*pair, _seconds(world, pair, share)] for pair in pairs if world.rank in pair]
-        if every:  # nothing else is on the way
+        if every:  # no other message is in flight
             world.all_gather(f"links {number}", None)
     told = world.all_gather("links", [rank_memory_bytes(), mine])
     found = {(a, b): _by_size(row) for _, rows in told for a, b, row in rows if row}
@@ -135,7 +135,7 @@ def tournament(nodes: Sequence[int]) -> list[list[Pair]]:
         ranks.setdefault(node, []).append(rank)
     inside = [(each[0], each[1]) for each in ranks.values() if len(each) > 1]
     ring = [each[0] for each in ranks.values()]
-    ring += [-1] * (len(ring) % 2)  # whoever meets -1 rests
+    ring += [-1] * (len(ring) % 2)  # a node paired with -1 rests
     rounds = [inside]
     for _ in range(len(ring) - 1):
         pairs = zip(ring[: len(ring) // 2], reversed(ring), strict=False)
@@ -162,7 +162,7 @@ def _rate(seconds: Mapping[int, float]) -> Rate:
     try:
         fit = fit_link(list(seconds), list(seconds.values()))
         latency, bandwidth = fit.latency, fit.bandwidth
-    except UsageError:  # disturbed: long messages were as fast as short ones
+    except UsageError:  # measurements were disturbed: long messages were as fast as short ones
         latency = min(seconds.values())
         bandwidth = max(size / each for size, each in seconds.items())
     return Rate(latency=float(f"{latency:.3g}"), bandwidth=float(f"{bandwidth:.3g}"))
@@ -207,7 +207,7 @@ def _slowest(rates: Sequence[Rate]) -> Rate | None:
     return min(rates, key=lambda rate: rate.bandwidth, default=None)
 
 
-# What was measured before on one node.
+# Earlier measurements on one node.
 
 
 def _machine(world: World) -> Machine:
@@ -220,7 +220,7 @@ def _machine(world: World) -> Machine:
 
 
 def _known(world: World, folder: Path | None) -> dict[int, float] | None:
-    """Return what rank 0 knows of messages between these ranks, the same on all ranks."""
+    """Return what rank 0 knows about messages between these ranks, on all ranks."""
     mine = None
     if world.rank == 0:
         entries = load_table(_machine(world), folder).entries

@@ -1,9 +1,9 @@
 """The ops of a partitioned graph that are timed: one rank's share, as that rank will run it.
 
 The local ops of all ranks mostly make the same calls. So all ops of the first rank are timed, and
-of the others only calls that no earlier rank makes, as with uneven shards, each after the ops that
-compute its inputs. That divides the time by about the number of ranks, and is more accurate: a rank
-does not find other ranks' tensors in its caches.
+of the other ranks only calls that no earlier rank makes, as with uneven shards, each after the ops
+that compute its inputs. That divides the time by about the number of ranks, and is more accurate: a
+rank does not find other ranks' tensors in its caches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def rank_shares(graph: Graph, missing: Sequence[Op]) -> Iterator[Graph]:
 
     Args:
         graph: A captured graph, which is yielded as it is, or a partitioned one.
-        missing: Of each call that is to be made, the first op of the graph that makes it.
+        missing: The first op of the graph for each call that is to be made.
     """
     if not is_partitioned(graph):
         yield graph

@@ -1,6 +1,6 @@
 """The times of a rank's actions while it trains: a time stamp after each, medians at the end.
 
-Stamps and the row of a step take 0.5 us per action, an action with its op seldom less than 25.
+Stamps and the row of a step take 0.5 us per action; an action with its op seldom less than 25.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.plan.actions import Action, Compute, Wait
 
-#: Steps that medians are of, the latest ones.
+#: How many of the latest steps medians cover.
 MOST_STEPS = 16
 
 
@@ -24,7 +24,7 @@ class Recorder:
 
     Args:
         actions: What the rank does in a step.
-        specs: Of all messages.
+        specs: The specs of all messages.
 
     Attributes:
         steps: Steps recorded so far.

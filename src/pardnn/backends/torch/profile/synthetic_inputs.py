@@ -58,7 +58,7 @@ def _classes(call: Call, position: int) -> int | None:
     return tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
 
 
-#: What the integer inputs of a call must stay below.
+#: What bounds the integer inputs of a call.
 _BOUNDS: Mapping[str, Callable[[Call], int | None]] = {
     "embedding": _rows(0, 0),
     "embedding_dense_backward": lambda call: call.literal(2, "num_weights", None),
@@ -87,7 +87,7 @@ def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device
     Args:
         op: The op.
         tensors: The graph's tensors by name.
-        device: Of the values.
+        device: The device of the values.
 
     Raises:
         UnsupportedError: E801, if an input's shape or dtype is unknown.
@@ -134,9 +134,9 @@ def made_up(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
     """Return a value with a tensor's shape, dtype and strides.
 
     Args:
-        tensor: Of the graph.
+        tensor: A tensor of the graph.
         integers: Range of the values, if they are integers.
-        generator: That the values are drawn from; its device is that of the result.
+        generator: The generator that draws the values; the result is on its device.
 
     Raises:
         UnsupportedError: E801, if its shape or dtype is unknown.

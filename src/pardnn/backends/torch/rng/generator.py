@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.rng import mt19937
 from pardnn.errors import UnsupportedError
 
-# Most draws of a call per element before it is taken for a reseed: 0.5 us an element. Samplers with
+# Most draws of a call per element before it counts as a reseed: 0.5 us an element. Samplers with
 # a fixed number of draws take at most 4.
 MAX_DRAWS_PER_ELEMENT = 64
 # 32-bit draws behind one pair of normal samples in double precision.
@@ -184,7 +184,7 @@ def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False
 
 
 def _draw_spare(generator: torch.Generator) -> None:
-    """Draw one pair of normal samples, of which the second stays as the spare."""
+    """Draw one pair of normal samples; the second stays as the spare."""
     write_state(generator, _with_spare(read_state(generator), None))
     with _without_modes():
         torch.empty(1, dtype=torch.float64).normal_(generator=generator)
@@ -278,7 +278,7 @@ def measure(
     generator = default_generator(device) if generator is None else generator
     saved, limit = read_state(generator), MAX_DRAWS_PER_ELEMENT * num_elements
     try:
-        with _without_modes():  # under a recorder or fake tensors nothing would be drawn
+        with _without_modes():  # under a recorder or fake tensors, nothing would be drawn
             if generator.device.type == "cuda":
                 start = generator.get_offset()
                 call()
@@ -293,7 +293,7 @@ def measure(
 
 
 def has_fixed_draws(function: Any) -> bool:
-    """Return whether the draws of an ATen overload depend on sizes alone, not on values."""
+    """Return whether the draws of an ATen overload depend only on sizes, not on values."""
     packet = getattr(function, "overloadpacket", function)
     return getattr(packet, "__name__", str(packet)).rstrip("_") not in {
         name.rstrip("_") for name in DATA_DEPENDENT

@@ -23,8 +23,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 BLOCK = 624
 DEGREE = 19937
-# From this many draws on a jump (about 50 ms) beats a walk (about 3 ns a draw); and from the
-# second on one whose polynomial is known from an earlier jump (about 5 ms).
+# From the first number of draws on, a jump (about 50 ms) beats a walk (about 3 ns a draw); from the
+# second on, a jump with a polynomial known from an earlier one does (about 5 ms).
 JUMP_FROM = 1 << 24
 REPEATED_JUMP_FROM = 1 << 21
 # Windows gathered at a time: 300 KB, which stay in the cache.
@@ -78,7 +78,7 @@ def _state(generator: np.random.MT19937) -> Twister:
 
 @cache
 def _engine() -> np.random.MT19937:
-    # Making one takes 0.3 ms, setting its state a tenth of that.
+    # Making one takes 0.3 ms, setting its state only a tenth of that.
     return np.random.MT19937(0)
 
 
@@ -122,7 +122,7 @@ def _jump(state: Twister, count: int) -> Twister:
     for start in range(0, words.size, BLOCK):
         generator.random_raw(BLOCK, output=False)
         words[start : start + BLOCK] = _state(generator).key
-    # The polynomial depends on the count alone, so that it is found again: the rest is walked.
+    # The polynomial must depend only on the count to be found again, so the rest is walked.
     blocks = count // BLOCK - 1
     power = _power_of_x(BLOCK * blocks)
     raw = np.frombuffer(power.to_bytes(DEGREE // 8 + 1, "little"), dtype=np.uint8)

@@ -7,9 +7,9 @@ Idea: before each of its ops, the rank moves its generator past the draws of all
 unplaced step. How far each moves a generator is measured (`generator.measure`), and successive
 skips are joined into one.
 
-A plan may run the ops of independent branches in another order than the step. So the rank keeps the
-state of the generator at each of its ops that it passes before the plan runs it, and the position
-from which it turned back to one.
+A plan may run the ops of independent branches in a different order than the step. So the rank keeps
+the state of the generator at each of its ops that it passes before the plan runs it, and the
+position from which it turned back to one.
 
 Complexity: O(random ops) per step; draws of other ranks are passed once, and those that this rank
 makes early or late once more.
@@ -27,16 +27,16 @@ from pardnn.errors import MismatchError
 
 
 class RandomStream:
-    """The generator of one rank, at each of its random ops in the state that one device would have.
+    """One rank's generator, which has the state of a single device's at each random op.
 
     Args:
         order: Names of all random ops of the step that draw from this generator, in its order.
         calls: What each of them does to the generator, same length.
-        mine: Those that this rank runs, as often as it does, in any order.
+        mine: The ops that this rank runs, as often as it runs them, in any order.
         generator: The generator they draw from.
 
     Raises:
-        MismatchError: E515, these do not fit together.
+        MismatchError: E515, if these do not fit together.
 
     Example:
         >>> once = fixed(1)
@@ -73,7 +73,7 @@ class RandomStream:
 
     def _begin(self) -> None:
         self._left = self._runs.copy()
-        # All calls before the front are passed; its state, None: the generator is there.
+        # All calls before the front are passed. Its state; None if the generator is there.
         self._front = 0
         self._front_state: bytes | None = None
         self._passed: dict[int, bytes] = {}
@@ -82,7 +82,7 @@ class RandomStream:
         """Move the generator to where `op`, which this rank runs next, begins to draw.
 
         Raises:
-            MismatchError: E516, this rank does not run `op`, or not once more in this step.
+            MismatchError: E516, if this rank does not run `op`, or not again in this step.
         """
         at = self._positions.get(op, -1)
         if not self._left[at]:
@@ -105,7 +105,7 @@ class RandomStream:
         self._front = at + 1  # where its draw will leave the generator
 
     def _walk(self, end: int) -> None:
-        """Move the front, keeping the states at own ops that are still to run."""
+        """Move the front, keeping the states at this rank's ops that have yet to run."""
         if self._front_state is not None:
             write_state(self._generator, self._front_state)
             self._front_state = None
@@ -119,7 +119,7 @@ class RandomStream:
         """Move the generator to the end of the step and start over for the next step.
 
         Raises:
-            MismatchError: E516, some of this rank's random ops have not run.
+            MismatchError: E516, if some of this rank's random ops have not run.
         """
         if self._left.total():
             raise MismatchError(

@@ -4,7 +4,7 @@ Problem: each rank chooses a graph by the values that it sees, without asking th
 that sees another value would send and receive the messages of another graph.
 Idea: in every step each rank tells its right neighbour which graph it runs, ahead of its other
 messages, and before the step ends compares that with what its left neighbour said. If all
-neighbours agree, all ranks do. A rank that is stuck or fails in the meantime looks there first.
+neighbours agree, all ranks do. A rank that is stuck or fails in the meantime checks there first.
 
 Cost: two messages of 16 bytes a step, about 40 us over Unix sockets.
 """
@@ -19,7 +19,7 @@ from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.comm.world import World
 from pardnn.errors import MismatchError, PardnnError
 
-#: Numbers of these messages: above those of any graph, below the channel's own tags.
+#: Tags of these messages: above those of any graph, below the channel's own.
 _FIRST_NUMBER = 1 << 23
 
 
@@ -28,8 +28,8 @@ class Agreement:
 
     Args:
         world: This rank's connections; more than one rank.
-        number: Of the graph that this rank runs.
-        describe: Returns what a graph holds for, by its number.
+        number: The number of the graph that this rank runs.
+        describe: Describes what a graph holds for, by its number.
 
     Attributes:
         number: As given.
@@ -52,7 +52,7 @@ class Agreement:
         self._channel.allocate(self._in, self._in_pair.tensor)
         self._out_pair.write(self._told)
         told = self._out_pair
-        # One order of all these messages that every rank keeps to: 0 to 1, 1 to 2, ...
+        # Every rank keeps to one order of these messages: 0 to 1, 1 to 2, ...
         if self._rank == 0:
             self._channel.send(self._out, told.tensor, told.memory)
         self._channel.receive(self._in, self._in_pair.memory)
@@ -60,7 +60,7 @@ class Agreement:
             self._channel.send(self._out, told.tensor, told.memory)
 
     def check(self) -> None:
-        """Compare what the left neighbour said.
+        """Compare with what the left neighbour said.
 
         Raises:
             MismatchError: E519, if it runs another graph.
@@ -93,19 +93,19 @@ class Agreement:
 
 
 class _Pair:
-    """Two numbers in a tensor that is made once: made again at each step, it costs 60 us.
+    """Two numbers in a tensor that is made once: making it at each step costs 60 us.
 
     Args:
-        device: Of the tensor.
+        device: The device of the tensor.
 
     Attributes:
         tensor: What is sent or received.
-        memory: Its bytes; None if they are not on the host.
+        memory: The tensor's bytes; None if they are not on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.tensor = torch.empty(2, dtype=torch.int64, device=device)
-        self._host = self.tensor.cpu()  # itself, if it is there
+        self._host = self.tensor.cpu()  # the tensor itself if it is on the host
         self._words = memoryview(self._host.numpy())
         self.memory = self._words.cast("B") if self._host is self.tensor else None
 

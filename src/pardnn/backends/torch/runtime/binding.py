@@ -94,12 +94,12 @@ class Binding:
         stateful = (entry.value for entry in objects.stateful)
         self._optimizers = [x for x in stateful if isinstance(x, torch.optim.Optimizer)]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
-        # Now: what the step's objects hold, too, loses its data where other ranks keep it.
+        # Watched now, since tensors that the step's objects also hold may lose their data later.
         self._of_tensors = BatchTensors(self._found_in(self.example())[0])
         self._starting = StartingNumbers(graph, self.sources, objects)
         granted = list(granted_settings(graph, setting_entries(objects, self._batch)))
         self._ints -= {name for name, *_ in granted}
-        # Those of the batch are guarded with it.
+        # Settings of the batch are guarded with it.
         settings = [each for each in granted if each[1].argument not in self._batch]
         self._granted = GrantedValues(numbers, self._host, settings)
 
@@ -139,11 +139,11 @@ class Binding:
         """Return the values of source ops by name, from a replay of the recorded construction.
 
         Called once per rank with everything that it needs: the generators end where the whole
-        construction leaves them. Of a sharded tensor, only the shard stays in memory.
+        construction leaves them. Only the shard of a sharded tensor stays in memory.
 
         Args:
             ops: Sources of the planned graph.
-            recording: Of the entry point that made the step's arguments.
+            recording: The recording of the entry point that made the step's arguments.
         """
         shards = [(op, *shard_of(op, self._whole)) for op in ops]
         live = {of: self.first_tensor(of) for _, of, _ in shards}
@@ -188,11 +188,11 @@ class Binding:
         return isinstance(self._initial[of], dict) and self.sources[of].get() is None
 
     def first_tensor(self, of: str) -> Any:
-        """Return the live tensor of a source, or that of which it starts as a copy; else None."""
+        """Return a source's live tensor, or the one that it starts as a copy of; else None."""
         return self.sources[self._initial[of]["copy_of"] if self._is_copy(of) else of].get()
 
     def _own_box(self, of: str, box: Box | None) -> Box | None:
-        """Return the box of a source to copy; None where its live tensor is taken itself."""
+        """Return the box of a source to copy; None if its live tensor is used directly."""
         whole = tuple((0, size) for size in self._whole[of].outputs[0].shape or ())
         return whole if box is None and self._is_copy(of) else box
 
@@ -202,25 +202,25 @@ class Binding:
 
     def _placed(self, value: torch.Tensor, op: Op) -> torch.Tensor:
         if isinstance(value, FakeTensor) or value.is_meta or value.dim() == 0:
-            return value  # the executor refuses what has no data; a step count stays on the host
+            return value  # the executor refuses values without data; a step count stays on the host
         if op.memory == "host":
             return on_host(value, op, self._device)
         return value if value.device == self._device else value.to(self._device)
 
     def _initial_value(self, op: Op, of: str) -> torch.Tensor | None:
-        """Return a state that does not exist yet, as the first step would have created it."""
+        """Create a state that does not exist yet, as the first step would have."""
         initial = self._initial[of]
         return None if initial is None else new_state(op, self._device, initial)
 
     def install(self, values: Mapping[str, Any]) -> None:
-        """Put this rank's residents into the user's objects again, and drop those of other ranks.
+        """Put this rank's residents back into the user's objects, and drop those of other ranks.
 
-        What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
-        sharded tensor, the user's object holds the shard from now on: the same `Parameter`, with
-        the shard's shape and storage.
+        A dropped tensor keeps its shape and reads as NaN (0 for integers), stored in one element.
+        The user's object of a sharded tensor holds the shard from now on: the same `Parameter`,
+        with the shard's shape and storage.
 
         Args:
-            values: Of the residents, by the names of their sources.
+            values: The values of the residents, by the names of their sources.
         """
         for name, source in self.sources.items():
             if name in values:
@@ -235,11 +235,11 @@ class Binding:
             optimizer._opt_called = True
 
     def first_values(self, ops: Sequence[Op], recording: Recording | None) -> dict[str, Any]:
-        """Return by name the values of source ops of which no rank holds a shard yet.
+        """Return the values of source ops of which no rank holds a shard yet, by name.
 
         Args:
-            ops: Of this rank.
-            recording: Of models without data; they are initialised here, by shard.
+            ops: The ops of this rank.
+            recording: The recording of models without data; they are initialised here, by shard.
         """
         if recording is None:
             return self.live_values(ops)
@@ -259,7 +259,7 @@ class Binding:
     def watch(self) -> None:
         """Note the current Python values on which the graph relies.
 
-        From here on the example batch is not needed, and is dropped.
+        From here on, the example batch is no longer needed and is dropped.
         """
         filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
         self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
@@ -296,7 +296,7 @@ class Binding:
             UnsupportedError: E807, if a tensor that an earlier step replaced is given again; E806,
                 if the graph is that of a first step, which has run.
             MismatchError: E509, if a number is not one that the graph holds for, unless `changes`
-                has looked before.
+                has run before.
         """
         if self._is_opening and self._has_run:
             raise UnsupportedError(
@@ -305,10 +305,10 @@ class Binding:
                 "step of your own where the model and the optimizer are made.",
                 code="E806",
             )
-        names = (op.name for op in self._tensors)  # some are of tensors in param_groups
+        names = (op.name for op in self._tensors)  # some tensors are in param_groups
         values = {n: tensors[n] if n in tensors else self.sources[n].get() for n in names}
         read = self._granted.take()
-        if read is None:  # `changes` has not looked before
+        if read is None:  # `changes` has not run before
             if broken := list(self._granted.changes(numbers)):
                 raise changed_values(broken)
             read = self._granted.take() or {}
@@ -332,7 +332,7 @@ class Binding:
         tensors: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for i, arg in zip(self._batch, batch, strict=True):
-            if type(arg) is torch.Tensor and not arg.__dict__:  # as the walk would find it
+            if type(arg) is torch.Tensor and not arg.__dict__:  # as the walk would name it
                 tensors[self._names[i]] = arg
                 continue
             objects = walk_value(arg, self._names[i])
@@ -349,7 +349,7 @@ class Binding:
         """Yield what differs from what the graph relies on: in the batch, then elsewhere.
 
         Args:
-            batch: Of `read`; `watch` was called before.
+            batch: The batch from `read`; `watch` was called before.
         """
         assert self._guards is not None
         if self._is_opening and self._has_run:

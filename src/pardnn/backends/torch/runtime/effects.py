@@ -25,8 +25,8 @@ def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
             nothing is written.
 
     Raises:
-        Exception: A check of the step came out otherwise: of the class that the step raises, if
-            that is one of Python's own; else `UserCodeError`.
+        Exception: A check of the step failed: of the class that the step raises, if that is one of
+            Python's own; else `UserCodeError`.
     """
     for effect in effects:
         ((kind, content),) = effect.items()
@@ -50,7 +50,7 @@ def _stream(name: str) -> str:
 
 
 def text_of(parts: list[Any]) -> str:
-    """Return the text that parts make: texts, and numbers with their formats."""
+    """Return the text made of parts: texts, and numbers with their formats."""
     return "".join(part if isinstance(part, str) else format_number(*part) for part in parts)
 
 
@@ -77,7 +77,7 @@ def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any
     logger.handle(record)
 
 
-#: What an exception of a check says besides.
+#: What a check's exception says in addition.
 _OVER = (
     "a check raises after its step has ended on all ranks, so the update that follows it has "
     "been made.\nTo skip the update, use a condition: if torch.isfinite(loss): optimizer.step()."

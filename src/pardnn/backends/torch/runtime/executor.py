@@ -40,8 +40,8 @@ from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
 from pardnn.plan.state_layout import shard_of
 
-#: Seconds of an op in the first step from which on a thread moves messages beside it. The thread
-#: takes 0.1 ms to start.
+#: If an op takes this long in the first step, seconds, a thread moves messages during it. The
+#: thread takes 0.1 ms to start.
 LONG_OP_S = 3e-3
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
@@ -50,9 +50,9 @@ CodeStep = Callable[..., tuple[Any, dict[str, Any]]]
 
 
 class History(NamedTuple):
-    """The steps of a rank so far, whichever executor ran them; `what` they are, for people.
+    """The steps of a rank so far, by any executor; `what` names them in messages.
 
-    `step_s`: Seconds of each. `waits_s`: Seconds that it waited for each other rank, per step.
+    `step_s`: Seconds of each step. `waits_s`: Seconds that it waited for each other rank, per step.
     """
 
     step_s: list[float]
@@ -78,7 +78,7 @@ class Executor:
         step_s: Seconds of each step so far, those of `history` included.
         waits_s: Seconds that this rank waited for each other rank, per step.
         result: What the last step returned, the same on every rank.
-        effects: What it prints, logs and checks (`runtime.effects`), likewise.
+        effects: What it prints, logs and checks (`runtime.effects`), the same on every rank.
         recorder: Takes the times of steps after the first, if `record` was called.
         agreement: Compares with the other ranks which graph runs; None: all are known to be the
             same.
@@ -128,7 +128,7 @@ class Executor:
         self._names = frozenset(self._env)
 
     def detach(self) -> None:
-        """Drop all values: others have taken over."""
+        """Drop all values: another executor has taken over."""
         self._env = {}
 
     def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -292,7 +292,7 @@ class Executor:
                 stamps.append(time.perf_counter())
             self.recorder.end(stamps)
             return
-        # `_at` is the position of the action that runs: reports of failures name it.
+        # `_at` is the position of the running action, which reports of failures name.
         for self._at, call in enumerate(self._calls):  # noqa: B020  (only the attribute)
             call(env)
 
@@ -315,13 +315,13 @@ class Executor:
             elif isinstance(action, Allocate):
                 meter.add(env, [self.program.specs[action.message].tensor])
             if self.limit_bytes is not None and meter.live > self.limit_bytes:
-                # The system's limit has an allowance for what is not tensors; this one has none.
+                # Unlike the system's limit, this one has no allowance for other memory.
                 raise MemoryError(f"{meter.live} bytes of tensors, limit {self.limit_bytes}")
         self.peak_bytes, self._is_measured = meter.peak, True
 
     def _end_step(self) -> None:
         env = self._env
-        # The plan frees storages: views of resident ones are left over.
+        # The plan frees storages, so views of resident ones are left over.
         for name in [name for name in env if name not in self._names]:
             del env[name]
         self._inputs = {}
@@ -351,7 +351,7 @@ class Executor:
         return reported
 
     def _failure(self, error: Exception) -> PardnnError:
-        """Return the error that says where `error` came from and, out of memory, what was held."""
+        """Return the error that says where `error` arose and, if out of memory, what was held."""
         where, op = self._place()
         step = len(self.step_s)
         details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
@@ -382,7 +382,7 @@ class Executor:
         }  # fmt: skip
 
     def _place(self) -> tuple[str, Op | None]:
-        """Return where the step is, for people, and the op that runs there."""
+        """Return the step's position in words, and the op that runs there."""
         if self._is_code:
             return "a line of its generated code", None
         return action_text(self.program, self._actions, self._at)
@@ -393,4 +393,4 @@ class Executor:
 
 
 def _nothing(env: Environment) -> None:
-    """Do nothing: the value of a resident is there already."""
+    """Do nothing: the value of a resident already exists."""

@@ -19,7 +19,7 @@ from pardnn.errors import RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Compute, Free
 
-#: Of the last actions of a rank that a flight record tells.
+#: How many of a rank's last actions a flight record lists.
 ACTIONS_KEPT = 16
 
 
@@ -31,9 +31,9 @@ def out_of_memory(
     Args:
         program: What runs.
         world: This rank's connections.
-        where: The action that ran, for people.
-        held: Bytes of tensors.
-        details: Of the failure, with the step.
+        where: The action that ran, in words.
+        held: Bytes of tensors that were held.
+        details: The details of the failure, with the step.
     """
     rank, predicted = world.rank, program.peaks[world.rank]
     cluster = program.plan.cluster
@@ -55,7 +55,7 @@ def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
 
     Args:
         world: This rank's connections.
-        doing: What it does, for people.
+        doing: What it does, in words.
 
     Raises:
         RankError: E603.
@@ -65,7 +65,7 @@ def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        lift_limit()  # so that the failure can be told
+        lift_limit()  # so that the failure can be reported
         failure = RankError(
             f"rank {world.rank} ran out of memory while {doing}: {memory_reason(error)}",
             code="E603",
@@ -84,10 +84,10 @@ def naming_what_is_made_whole(
     """Name the largest tensor that was made whole, if memory ran out.
 
     Args:
-        recording: That is replayed.
-        names: Of the tensors.
-        tensors: Wanted.
-        shards: Of each.
+        recording: The recording that is replayed.
+        names: The names of the tensors.
+        tensors: The tensors that are wanted.
+        shards: The shards of each.
 
     Raises:
         MemoryError: Instead of the system's error.
@@ -108,17 +108,17 @@ def naming_what_is_made_whole(
 
 
 def memory_reason(error: BaseException) -> str:
-    """Return what the system said when memory ran out, and what to do."""
+    """Return what the system said when memory ran out, and what to do about it."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"{said[:300]}\nRaise --reserve (`reserve=`), or give this device more memory."
 
 
 def action_text(program: Program, actions: Sequence[Action], at: int) -> tuple[str, Op | None]:
-    """Return an action, for people, and its op if it computes one.
+    """Return an action as text, and its op if it computes one.
 
     Args:
         program: What runs.
-        actions: Of this rank.
+        actions: The actions of this rank.
         at: Position of the action; their number at the end of the step.
     """
     if at >= len(actions):
@@ -133,7 +133,7 @@ def action_text(program: Program, actions: Sequence[Action], at: int) -> tuple[s
 
 
 def recent_actions(program: Program, actions: Sequence[Action], at: int) -> list[str]:
-    """Return the actions up to the one that runs, for people: those of `action_text`."""
+    """Return the actions up to the running one, as `action_text` has them."""
     first = max(0, at + 1 - ACTIONS_KEPT)
     return [
         f"{type(actions[i]).__name__.lower()} {action_text(program, actions, i)[0]}"

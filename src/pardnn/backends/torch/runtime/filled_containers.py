@@ -1,4 +1,4 @@
-"""What a step puts into the user's objects: each rank puts it into its own after each step.
+"""What a step puts into the user's objects: each rank puts it into its own objects afterwards.
 
 Lists and dictionaries are filled with what `capture.numbers.containers` records, and values
 assigned as `capture.assigned` records them: [place, content, whether later steps read the place];
@@ -9,7 +9,7 @@ the last is "same" if they read the value but do the same with it. A content has
     {"same": place}                            what the step assigns to another place, too
     {"gone": true}                             nothing any more
     {"member": [place, name]}                  of the enumeration that a place holds
-    {"object": [place, class, [[attribute, content], ...]]}    of a class likewise
+    {"object": [place, class, [[attribute, content], ...]]}    a plain object of a class
     {"namespace": [[attribute, content], ...]} a SimpleNamespace
     {"deque": [maxlen, [content, ...]]}        and "list", "tuple", "size", "set", "frozenset"
     {"dict": [[content, content], ...]}        and "ordered", "counter"
@@ -37,7 +37,7 @@ from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
 
-#: By the type of a container, what a step may do to it.
+#: What a step may do to a container, by its type.
 _METHODS: dict[type, frozenset[str]] = {
     list: frozenset({"append", "clear", "extend"}),
     deque: frozenset({"append", "appendleft", "clear", "extend"}),
@@ -51,9 +51,9 @@ class Assigned(NamedTuple):
     """The places that a step assigns.
 
     Attributes:
-        slots: By reference as JSON; including those from which it takes objects.
-        unread: References to those that no later step reads.
-        left: Reference and value of those that later steps read without changing what they do.
+        slots: The slots by reference as JSON, including those from which it takes objects.
+        unread: References to the places that no later step reads.
+        left: References and values of places that later steps read without changing what they do.
     """
 
     slots: Mapping[str, Slot]
@@ -65,11 +65,11 @@ class Assigned(NamedTuple):
         return [self.slots[_key(each)] for each in self.unread]
 
     def left_values(self) -> dict[tuple[int, Any], Any]:
-        """Return left values for which the graph holds as well, by `held_numbers.place`."""
+        """Return left values for which the graph also holds, by `held_numbers.place`."""
         return {place(self.slots[_key(each)]): value for each, value in self.left}
 
     def absent(self) -> list[tuple[str, Slot]]:
-        """Return name and place of those that a step reads and that are still empty."""
+        """Return the name and place of each empty place that a step reads."""
         unread = set(map(_key, self.unread))
         return [
             (_shown(json.loads(key)), slot)
@@ -97,11 +97,11 @@ def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) ->
     """Put the output of the last step into containers.
 
     Args:
-        effects: Of the step.
-        containers: Those of this rank, by name.
+        effects: The effects of the step.
+        containers: This rank's containers by name.
 
     Raises:
-        FileError: E402, if an effect is none that a capture records.
+        FileError: E402, if no capture records such an effect.
     """
     for name, keys, method, args in (each["call"] for each in effects if "call" in each):
         container = containers[name]
@@ -117,7 +117,7 @@ def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -
     """Put the tensors of the step into containers of the batch.
 
     Args:
-        effects: Of the step.
+        effects: The effects of the step.
         batch: What the arguments hold.
     """
     rebound = dict(effect["rebind"] for effect in effects if "rebind" in effect)
@@ -132,7 +132,7 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
     Args:
         step: The user's step.
         args: Its arguments.
-        graph: Of that step.
+        graph: The graph of that step.
 
     Raises:
         MismatchError: E505, if the step's objects do not have all of them.
@@ -167,9 +167,9 @@ def assign(
     """Make the assignments of the last step in the user's objects.
 
     Args:
-        effects: Of the step.
-        assigned: Of `assigned_places`.
-        sources: Of the step, by name.
+        effects: The effects of the step.
+        assigned: The result of `assigned_places`.
+        sources: The sources of the step, by name.
         batch: What the batch's arguments hold.
     """
     noted = [each["assign"][:2] for each in effects if "assign" in each]
@@ -210,7 +210,7 @@ def _key(reference: Reference) -> str:
 
 
 def _shown(reference: Reference) -> str:
-    """Return the name of a place for people."""
+    """Return the name of a place for error messages."""
     is_path = not isinstance(reference, str)
     path, key = (reference[0], reference[1]) if is_path else (reference, None)
     return str(path) if key is None else dotted(path, key)
@@ -267,7 +267,7 @@ def _class_at(reference: Reference, places: Mapping[str, Slot], name: str = "") 
 
 
 def _object(kind: type, place: Reference, name: str, fields: Mapping[str, Any]) -> Any:
-    """Return an object with some attributes; its class makes nothing of its own.
+    """Return an object with some attributes, without running its constructor.
 
     Raises:
         FileError: E402, if there is no such class at the place.
@@ -279,6 +279,6 @@ def _object(kind: type, place: Reference, name: str, fields: Mapping[str, Any]) 
         return kind(*fields.values())  # a named tuple
     made = kind.__new__(kind)
     for key, value in fields.items():
-        # Also where the class is frozen.
+        # Works for frozen classes, too.
         object.__setattr__(made, key, value)
     return made

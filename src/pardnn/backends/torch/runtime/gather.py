@@ -45,7 +45,7 @@ def source_of(program: Program, name: str) -> Op:
 def whole_source(
     world: World, program: Program, live: Mapping[str, torch.Tensor], name: str
 ) -> torch.Tensor:
-    """Return a parameter, buffer or state as one device would hold it; all ranks take part.
+    """Return a parameter, buffer or state as one device would hold it. All ranks take part.
 
     Args:
         world: This rank's connections.
@@ -70,8 +70,8 @@ def gathered(
 
     Args:
         world: This rank's connections.
-        output: Shape, strides and type of the whole.
-        shards: What each device holds.
+        output: Shape, strides and type of the whole tensor.
+        shards: The shard of each device.
         mine: This rank's shard; None if it has none.
 
     Returns:

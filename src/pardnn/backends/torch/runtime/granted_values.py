@@ -19,11 +19,11 @@ from pardnn.graph.ir import Op
 
 
 class GrantedValues:
-    """What a graph says about numbers, and what the user's objects hold.
+    """What a graph assumes about numbers, compared with what the user's objects hold.
 
     Args:
         numbers: Inputs of the graph that are numbers.
-        host: Reads those that objects hold.
+        host: Reads the numbers that objects hold.
         settings: Name, place and captured value of each setting.
     """
 
@@ -68,7 +68,7 @@ class GrantedValues:
         """Yield what differs from the values on which the graph relies.
 
         Args:
-            numbers: Of the batch, by name; all others are read where they are held.
+            numbers: The numbers of the batch, by name; all others are read where they are held.
         """
         self._read = None
         versions = self._versions
@@ -101,7 +101,7 @@ class GrantedValues:
 
     def _setting_changes(self) -> list[Change]:
         values = list(map(operator.call, self._getters))
-        # A setting is a plain value: the object that was equal at the last call is so now.
+        # A setting is a plain value, so an object that was equal at the last call still is.
         if all(map(operator.is_, values, self._equal)):
             return []
         found = [
@@ -115,7 +115,7 @@ class GrantedValues:
 
 
 def _plain(value: Any) -> Any:
-    """Return a member of an enumeration as graphs have it, any other value as it is."""
+    """Return an enum member as graphs have it, and any other value unchanged."""
     return value.value if isinstance(value, enum.Enum) else value
 
 

@@ -70,7 +70,7 @@ class HostNumbers:
     ) -> None:
         self.program = host_program(graph)
         self._sources = sources
-        # Lists and dictionaries that hold numbers: the name of one, their place, themselves.
+        # Lists and dictionaries that hold numbers: name of one number, place, container.
         self._containers: dict[int, tuple[str, Slot, Any]] = {}
         told = [each["set"][0] for each in graph.step_notes.get("effects", []) if "set" in each]
         written = dict.fromkeys([*dict(self.program.writes), *told])
@@ -96,12 +96,12 @@ class HostNumbers:
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
         self._sinks = _sink_slots(step, args, graph)
-        self._given: dict[str, Slot] = {}  # where the last batch had sinks
+        self._given: dict[str, Slot] = {}  # sinks in the last batch
         self._schedules = _schedules(step, args, graph)
 
     @property
     def writes(self) -> bool:
-        """Whether `write` does something, or returns objects, after a step without effects."""
+        """Whether `write` does or returns anything after a step without effects."""
         return bool(self._new or self._schedules or self._given or self._held)
 
     def puts(self, effects: Sequence[Mapping[str, Any]]) -> bool:
@@ -110,7 +110,7 @@ class HostNumbers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether `read` compares nothing, whatever the objects hold."""
+        """Whether `read` never compares anything."""
         program = self.program
         places = (
             self._containers, self._filled, self._empty, self._absent, self._sinks, self._unread,
@@ -205,7 +205,7 @@ class HostNumbers:
         ]
 
     def _others_held(self) -> Iterator[Change]:
-        """Yield what the user's objects hold of another kind than at capture."""
+        """Yield numbers of the user's objects whose kind differs from that at capture."""
         for name, slot, holder in self._containers.values():
             if slot.get() is not holder:
                 yield Change(f"what holds {name}", holder, slot.get())
@@ -226,10 +226,10 @@ class HostNumbers:
                 yield Change(name, "a file or writer", now)
 
     def order_states(self) -> None:
-        """Put keys of optimizers' states in the order of eager steps, before and in the first call.
+        """Put keys of optimizer states in the order of eager steps, before and in the first call.
 
-        Before it, since a loaded checkpoint adds numbers behind the tensors, and guards then hold
-        that order.
+        It is done before the call, too, since a loaded checkpoint adds numbers after the tensors,
+        and guards would then hold that order.
         """
         for state, keys in self._states:
             put_in_order(state(), keys)
@@ -240,7 +240,7 @@ class HostNumbers:
         """Write the results of the last step into the user's objects; step its schedules.
 
         Args:
-            effects: Those of the step, including numbers that it computes from data.
+            effects: The step's effects, including numbers that it computes from data.
             batch: What the batch's arguments hold.
 
         Returns:
@@ -283,11 +283,11 @@ def _orders_of_states(
     orders: Mapping[str, list[Any]], sources: Iterable[Source], step: Callable[..., Any],
     args: Sequence[Any],
 ) -> tuple[list[tuple[Callable[[], dict[Any, Any]], list[Any]]], list[str]]:  # fmt: skip
-    """Return the states of parameters with the order of their keys, and the names of the rest.
+    """Return parameter states with the order of their keys, and the names of all others.
 
     Args:
         orders: Keys by name.
-        sources: Of the graph.
+        sources: The sources of the graph.
         step: The user's step.
         args: Its arguments.
     """
@@ -312,7 +312,7 @@ def _held_slots(
     held = objects_by_name(objects)
     _check_known([name for name in names if name not in held], "object")
     contents = objects.contents
-    # What no place holds, such as an object of a hook, stays what it is.
+    # An object that no place holds, such as a hook's, stays as it is.
     return {n: next(iter(slots_of(contents, held[n])), Slot([held[n]], 0)) for n in names}
 
 
@@ -327,10 +327,10 @@ def _check_known(missing: Sequence[str], what: str) -> None:
 
 
 def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> dict[str, Slot]:
-    """Return where the sinks are that a graph's step tells something; a rank may have None there.
+    """Return where the sinks are to which a graph's step writes; a rank may have None there.
 
     Raises:
-        FileError: E402, if the graph calls what no step may.
+        FileError: E402, if the graph makes a call that no step may make.
     """
     effects = graph.step_notes.get("effects", [])
     told = dict.fromkeys((each["tell"][0], each["tell"][1]) for each in effects if "tell" in each)
@@ -350,7 +350,7 @@ def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> 
 def _schedules(
     step: Callable[..., Any], args: Sequence[Any], graph: Graph
 ) -> list[tuple[str, LRScheduler]]:
-    """Return the schedules that the step steps, which each rank does after it, with their names."""
+    """Return the schedules, with names, that each rank steps after the step."""
     names = graph.step_notes.get("schedules", [])
     if not names:
         return []
@@ -367,7 +367,7 @@ def _schedules(
 
 
 def _text(condition: str, source: str | None) -> str:
-    """Return what a condition compares, as far as that is short, and the user's line."""
+    """Return what a condition compares, if that is short, and the user's line."""
     told = condition if len(condition) <= _SHORT else "what is compared"
     return f"{told} ({source})" if source else told
 

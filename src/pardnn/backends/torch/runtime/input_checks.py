@@ -15,14 +15,14 @@ from pardnn.graph.ir import Graph, Op
 
 
 def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
-    """Return shape and dtype of a source's value; None for those that the graph does not state."""
+    """Return the shape and dtype of a source's value; None for what the graph does not state."""
     (output,) = op.outputs
     dtype = getattr(torch, output.dtype or "", None)
     return output.shape, dtype if isinstance(dtype, torch.dtype) else None
 
 
 def check_resident(op: Op, value: Any) -> None:
-    """Check that a resident value is there, has data, and has the shape and type of its op.
+    """Check that a resident value exists, and has data and the shape and type of its op.
 
     Raises:
         MismatchError: E514, naming the op.
@@ -70,7 +70,7 @@ def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
     )
 
 
-#: Dims of tensors of which torch takes a memory format from the strides, those of size 1 too.
+#: Numbers of dims for which torch derives a memory format from all strides, of size 1, too.
 _IMAGES = (4, 5)
 
 
@@ -78,14 +78,14 @@ class TensorKind(NamedTuple):
     """The properties of a batch tensor on which a graph relies.
 
     Attributes:
-        dtype: Its own.
-        shape: Its own.
-        requires_grad: Its own.
+        dtype: The tensor's dtype.
+        shape: The tensor's shape.
+        requires_grad: Whether it requires a gradient.
         strides: None if they are those of a new tensor; those of dims of size 1 are 0 if no result
             depends on them.
-        layout: Such as "sparse_coo"; empty for a dense tensor.
-        of: Other properties that the step may read or change, `_others`.
-        kind: `Tensor`, `Parameter` or a class of the user's.
+        layout: Its layout, such as "sparse_coo"; empty for a dense tensor.
+        of: Other properties that the step may read or change, see `_others`.
+        kind: `Tensor`, `Parameter` or a user's class.
     """
 
     dtype: torch.dtype
@@ -120,12 +120,12 @@ class Batch(NamedTuple):
 
 
 def _glance_at(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what a tensor's kind is made of: equal for tensors of one kind, in 1 us."""
+    """Return what determines a tensor's kind, in 1 us: equal for tensors of one kind."""
     is_leaf = tensor.is_leaf
     return (
         tensor.__class__, tensor.dtype, tensor.shape, tensor.requires_grad, is_leaf,
         tensor.layout is torch.strided and tensor.stride(),
-        is_leaf and tensor.grad is not None,  # torch warns of others
+        is_leaf and tensor.grad is not None,  # torch warns for others
         tensor._backward_hooks and list(tensor._backward_hooks.values()),
         tensor.is_conj(), tensor.is_neg(),
     )  # fmt: skip
@@ -163,7 +163,7 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _others(tensor: torch.Tensor) -> str:
-    """Return what else is set on a tensor, for people; the code of hooks, not their identity."""
+    """Describe what else is set on a tensor; hooks by their code, not their identity."""
     if not tensor.is_leaf:
         return ", computed from others"
     if tensor.is_conj() or tensor.is_neg():
@@ -174,10 +174,10 @@ def _others(tensor: torch.Tensor) -> str:
 
 
 class BatchTensors:
-    """The batch tensors with which a graph was captured: their kinds, and which are the same.
+    """The batch tensors of a capture: their kinds, and which are the same object.
 
     Args:
-        tensors: By the name of their source.
+        tensors: The tensors by the name of their source.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -199,14 +199,14 @@ class BatchTensors:
         """Note which tensors are the same object.
 
         Args:
-            tensors: Those of the class.
+            tensors: The tensors, as for the class.
             held: Returns the names of the tensors that the step's objects hold now, by id.
             ignores: Whether the step never reads the tensor of a name.
-            parameters: Names of those held that the graph reads as its state, wherever they are.
+            parameters: Names of held tensors that the graph reads as its state, wherever they are.
         """
         self._find, self._held, self._ignores = held, held(), ignores
         self._same = _same_places(tensors, self._held)
-        # A rank may hold a shard of them, or no data; what they are is guarded with the state.
+        # A rank may hold a shard of them or no data; their properties are guarded with the state.
         self._own = {n for n, x in tensors.items() if self._held.get(id(x)) in parameters}
         self._kinds = {name: x for name, x in self._kinds.items() if name not in self._own}
 
@@ -220,7 +220,7 @@ class BatchTensors:
                 self._glance = given
             yield from self._differing(self._kinds, kinds)
         same = _same_places(tensors, self._held)
-        if same != self._same:  # the id may be that of a tensor that is gone
+        if same != self._same:  # the id may belong to a deleted tensor
             self._held = self._find()
             same = _same_places(tensors, self._held)
         if same != self._same:
@@ -236,10 +236,10 @@ class BatchTensors:
 
 
 def _same_places(tensors: Mapping[str, Any], held: Mapping[int, str]) -> dict[str, str]:
-    """Return which tensors of a batch are one of those before them, or one that is held.
+    """Return which tensors of a batch are an earlier one, or one that is held.
 
     Args:
-        tensors: Of the batch, by name.
+        tensors: The tensors of the batch, by name.
         held: Names of tensors by id.
     """
     ids = list(map(id, tensors.values()))
@@ -265,10 +265,10 @@ def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple
 
 
 def unlike_batch(names: Sequence[str], given: int) -> MismatchError:
-    """Return the error of a call with another number of arguments than the batch has.
+    """Return the error for a call whose number of arguments differs from the batch's.
 
     Args:
-        names: Of the batch's arguments.
+        names: The names of the batch's arguments.
         given: How many the call has.
     """
     count = len(names)

@@ -1,4 +1,4 @@
-"""The notice when a step is captured again: one line, by the logger "pardnn"."""
+"""The notice that a step is captured again: one line, by the logger "pardnn"."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, shown, without_addresses
 
 _LOGGER = logging.getLogger("pardnn")
-#: A value that changes at so many calls in a row, each captured again, is told once.
+#: A value that changes at this many calls in a row, each captured again, is reported once.
 MANY_IN_A_ROW = 8
-#: And so many captures altogether.
+#: So is this many captures in all.
 MANY = 64
 
 
@@ -23,8 +23,8 @@ class Made(NamedTuple):
     """How long a variant took to make, seconds.
 
     Attributes:
-        capture_s: Of the capture.
-        plan_s: Of planning; 0 if the graph was planned before.
+        capture_s: The duration of the capture.
+        plan_s: The duration of planning; 0 if the graph was planned before.
     """
 
     capture_s: float = 0.0
@@ -32,10 +32,11 @@ class Made(NamedTuple):
 
 
 def not_left(names: Sequence[str]) -> None:
-    """Report tensors made from constants that eager steps keep from their first use on.
+    """Report tensors made from constants that eager steps would keep from their first use on.
 
     Args:
-        names: Of the tensors; a parallel step makes them again each time, and leaves none.
+        names: The names of the tensors; a parallel step makes them again each time, and leaves
+            none.
     """
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     _LOGGER.warning(
@@ -50,7 +51,7 @@ def gradients_not_left(names: Sequence[str]) -> None:
     """Report tensors of the batch that get no gradient.
 
     Args:
-        names: Of the tensors.
+        names: The names of the tensors.
     """
     _LOGGER.warning(
         "pardnn: %s requires a gradient, which a parallel step does not leave on it: its grad stays"
@@ -59,11 +60,11 @@ def gradients_not_left(names: Sequence[str]) -> None:
 
 
 class Notices:
-    """Reports captures, and once that there are too many.
+    """Reports each capture, and once that there are too many.
 
     Args:
-        what: Is captured, for people: "step".
-        is_silent: On all ranks but one.
+        what: What is captured, in words: "step".
+        is_silent: Report nothing, as on all ranks but one.
     """
 
     def __init__(self, what: str, *, is_silent: bool) -> None:
@@ -79,9 +80,9 @@ class Notices:
 
         Args:
             made: How long it took.
-            changes: Why.
-            step: Steps run before.
-            moved: Names of the tensors of state that had to move.
+            changes: What has changed.
+            step: How many steps have run before.
+            moved: Names of the state tensors that had to move.
         """
         self._count += 1
         self._last.append((step, frozenset(change.name for change in changes)))
@@ -112,7 +113,7 @@ class Notices:
 
 
 def told(changes: Sequence[Change]) -> str:
-    """Return what has changed, for people."""
+    """Describe what has changed."""
     texts = dict.fromkeys(  # two guards may watch one place
         f"{shown(change.name)} is {_text(change.now)}, but was {_text(change.then)}"
         for change in changes
@@ -129,7 +130,7 @@ def _text(value: Any) -> str:
 
 
 def changed_values(changes: Sequence[Change]) -> MismatchError:
-    """Return the error E509 for values that changed while nothing can plan again."""
+    """Return E509: values have changed, and nothing can plan again."""
     return MismatchError(
         f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
         "captured ones. Pass a number that changes from call to call as an argument of the step: "

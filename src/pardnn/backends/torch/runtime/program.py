@@ -32,14 +32,15 @@ class Program:
         loss: The op that marks the loss, which an evaluation does not have; None if the graph has
             no such op.
         peaks: Predicted peak bytes of each rank.
-        made_peaks: For each rank, the peak of what the step makes.
-        specs: Of the messages in `lowered`.
-        result: Structure of what the step returns (`runtime.results`); None: the loss alone.
+        made_peaks: The peak of what the step makes, for each rank.
+        specs: The specs of the messages in `lowered`.
+        result: Structure of what the step returns (`runtime.results`); None for the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
         kept_tensors: Tensors of `whole` that the step returns or that its effects need, by name.
         kept: Per tensor of that structure its shards, which live until the end of the step.
-        result_specs: Of the messages after the last action, numbered on: they bring the loss, what
-            else the step returns, and the batch tensors that it writes, to every other rank.
+        result_specs: The specs of the messages after the last action, numbered on: they bring the
+            loss, what else the step returns, and the batch tensors that it writes, to every other
+            rank.
         written: Batch tensors that the step writes in place.
         state: Where each parameter, buffer and optimizer state is.
     """
@@ -110,7 +111,7 @@ class Program:
             home = self.plan.placement[name]
             yield from ((self.ops[name].outputs[0], home, rank) for rank in ranks if rank != home)
         for shards in self.kept.values():
-            # One of the replicas, the first, sends.
+            # Of several replicas, the first sends.
             for first in {shard.box: shard for shard in reversed(shards)}.values():
                 holders = {shard.device for shard in shards if shard.box == first.box}
                 tensor = self.tensors[first.tensor]
@@ -144,7 +145,7 @@ class Program:
         return max((tensor.bytes for tensor in (*taken, *op.outputs)), default=0)
 
     def inputs(self) -> list[Op]:
-        """Return the ops of the whole graph whose values every rank is given at every step."""
+        """Return the ops of the whole graph whose values every rank gets at every step."""
         return [op for op in self.whole.ops if op.kind == "input"]
 
 

@@ -77,10 +77,10 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
 def random_stream(
     program: Program, world: World, draws: Mapping[str, Draws]
 ) -> tuple[RandomStream | None, Mapping[str, str]]:
-    """Return this rank's generator in a step, and for each random op the op whose draws it makes.
+    """Return this rank's generator for a step, and for each random op the op whose draws it makes.
 
     Args:
-        program: Of the step.
+        program: The program of the step.
         world: This rank's connections.
         draws: How each random op of the whole graph advances the generator.
 
@@ -88,7 +88,7 @@ def random_stream(
         None and no ops for a step that draws nothing.
 
     Raises:
-        MismatchError: E515, if they do not fit together.
+        MismatchError: E515, if ops and draws do not fit together.
     """
     drawing = random_ops(program.graph)
     if not drawing:
@@ -111,7 +111,7 @@ def _copied(name: str) -> Iterator[str]:
 def replayed_op(op: Op) -> str | None:
     """Return the op whose draw this op of the whole graph replays; None if it has its own.
 
-    Both are in a step of which `torch.utils.checkpoint` recomputes a part.
+    Both occur in a step of which `torch.utils.checkpoint` recomputes a part.
     """
     again = (op.arguments or {}).get("redraws")
     return None if again is None else str(again)
@@ -165,7 +165,7 @@ def _placeholder(tensor: Tensor, device: torch.device) -> Any:
     if tensor.dtype in HOST_TYPES:
         return HOST_TYPES[tensor.dtype][1](1)
     made = empty_tensor(tensor, device)
-    # Half is a probability, a standard deviation and a weight.
+    # 0.5 is valid as a probability, a standard deviation and a weight.
     return made.fill_(0.5 if made.is_floating_point() else 1)
 
 

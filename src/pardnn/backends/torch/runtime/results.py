@@ -1,4 +1,4 @@
-"""The results of a step for its caller: what it returned, and the batch tensors that it wrote.
+"""A step's results for its caller: what it returned, and the batch tensors that it wrote.
 
 An eager step that writes into its batch (`h.copy_(new.detach())` of truncated backpropagation
 through time) changes the caller's tensor. Here the rank that runs the write works on the storage of
@@ -27,16 +27,16 @@ from pardnn.errors import MismatchError, shown
 
 
 def check_written(program: Program, inputs: Mapping[str, Any], device: torch.device) -> None:
-    """Check that every batch tensor that the step writes can be written, and shares no memory.
+    """Check that every batch tensor that the step writes is writable and shares no memory.
 
     Args:
-        program: Names them.
+        program: Names the written tensors.
         inputs: This step's inputs by name.
-        device: This rank's.
+        device: This rank's device.
 
     Raises:
         MismatchError: E512, if one is on another device than the rank, or shares its memory with
-            another input, because they are separate in the graph.
+            another input, since they are separate in the graph.
     """
     for name in program.written:
         if inputs[name].device.type != device.type:
@@ -118,7 +118,7 @@ def share_results(
 
 
 def _returns_loss(program: Program) -> bool:
-    """Whether a step returns its loss, a tensor, and changes and tells nothing else."""
+    """Whether a step only returns its loss, a tensor, without other changes and effects."""
     loss = program.loss
     return (
         loss is not None
@@ -147,7 +147,7 @@ class Fields(dict[Any, Any]):
         """Return a field.
 
         Raises:
-            AttributeError: There is none of this name.
+            AttributeError: There is none with this name.
         """
         try:
             return self[name]
@@ -177,7 +177,7 @@ class NamedItems(tuple[Any, ...]):
         """Return an item by its name.
 
         Raises:
-            AttributeError: There is none of this name.
+            AttributeError: There is none with this name.
         """
         if name not in self._fields:
             known = ", ".join(self._fields)
@@ -185,7 +185,7 @@ class NamedItems(tuple[Any, ...]):
         return self[self._fields.index(name)]
 
     def __getnewargs__(self) -> tuple[dict[str, Any]]:
-        """Return what makes a copy of it."""
+        """Return the arguments that make a copy of it."""
         return (self._asdict(),)
 
     def __repr__(self) -> str:
@@ -200,7 +200,7 @@ class NamedItems(tuple[Any, ...]):
 
 
 class Held(NamedTuple):
-    """The place of an object of the step's own within its result, by its name."""
+    """Stands in a step's result for one of the step's own objects, by name."""
 
     name: str
 
@@ -228,7 +228,7 @@ def with_held(result: Any, held: Mapping[str, Any]) -> Any:
 
 
 class NotReturned:
-    """The place of an object within a step's result that is no tensor, number, text or container.
+    """Stands in a step's result for an object other than a tensor, number, text or container.
 
     Args:
         kind: Name of its class.

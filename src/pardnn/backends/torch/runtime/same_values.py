@@ -2,8 +2,8 @@
 
 Problem: a step over several ranks is one step of one model on one global batch. A rank with another
 seed, or with its own part of the data, trains a mixture that no single device would, and no shape
-shows it.
-Idea: ranks compare checksums, the CRC-32 of each tensor's bytes; this finds accidents, not attacks.
+gives this away. Idea: ranks compare checksums, the CRC-32 of each tensor's bytes; this finds
+accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.comm.world import World
 from pardnn.errors import MismatchError, shown
 
-#: Steps from one comparison of batches to the next: an exchange takes about 1 ms.
+#: Steps between two comparisons of batches: an exchange takes about 1 ms.
 COMPARE_EVERY = 100
 
 _STATE_ADVICE = (

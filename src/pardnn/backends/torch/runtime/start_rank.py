@@ -31,7 +31,7 @@ def run_handshake(program: Program, world: World, key: str = "") -> None:
     Args:
         program: What this rank is about to run.
         world: This rank's connections.
-        key: Tells this exchange from others of these ranks.
+        key: Distinguishes this exchange from others of these ranks.
 
     Raises:
         MismatchError: E510 or E511, on all ranks.
@@ -51,7 +51,7 @@ def exchange_draws(program: Program, world: World, key: str = "") -> dict[str, D
     Args:
         program: What runs.
         world: This rank's connections.
-        key: Tells this exchange from others of these ranks.
+        key: Distinguishes this exchange from others of these ranks.
 
     Returns:
         By name of the random op in the whole graph; empty if no generator has to be moved.
@@ -77,7 +77,7 @@ def exchange_draws(program: Program, world: World, key: str = "") -> dict[str, D
 
 
 def _draws_as_written(program: Program) -> bool:
-    """Whether a plan for one device draws in the order of the step: no generator is moved then."""
+    """Whether a plan for one device draws in the step's order, so that no generator is moved."""
     own = [op.name for op in random_ops(program.graph)]
     drawing = set(own)
     again = {call.name for call in program.plan.recompute or ()}
@@ -117,7 +117,7 @@ def start(
         program: What to run.
         world: This rank's connections.
         residents: Returns the values of this rank's residents; called after the handshake.
-        checked: Do the handshake; only tests of what happens without it pass False.
+        checked: Whether to do the handshake; only tests of what happens without it pass False.
         on_failure: See `FailureDetector`.
 
     Raises:

@@ -20,9 +20,9 @@ class StartingNumbers:
     """The settings from which a state may start.
 
     Args:
-        graph: Of the step.
-        sources: Of the step, by name, before any state is created.
-        objects: That the step reaches, as it was captured.
+        graph: The graph of the step.
+        sources: The sources of the step, by name, before any state is created.
+        objects: The objects that the step reaches, as it was captured.
     """
 
     def __init__(self, graph: Graph, sources: Mapping[str, Source], objects: ObjectGraph) -> None:
@@ -40,7 +40,7 @@ class StartingNumbers:
         ]
 
     def check(self) -> None:
-        """Compare them; call it before the first step, after which they may change.
+        """Compare the settings; call it before the first step, after which they may change.
 
         Raises:
             MismatchError: E528, if one differs from that at capture.

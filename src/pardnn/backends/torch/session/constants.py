@@ -1,4 +1,4 @@
-"""Tensors that are constants of a graph: whether their content is still that of capture.
+"""Tensors that are constants of a graph: whether their content is still that at capture.
 
 If no placeholder can be put in place of a tensor (an attribute of a class, a set, a bound method `f
 = t.mul`), the step computes with the real tensor, and the graph contains its content; the same is
@@ -21,8 +21,8 @@ from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.sources import WholeOf, is_whole
 from pardnn.errors import MismatchError
 
-#: Of all constants of a graph, whose bytes are compared at each call, 1 us a KiB. Of the others
-#: the version is, which tells of all writes but those through `.data` and NumPy.
+#: Bytes of a graph's constants that are compared at each call, 1 us a KiB. Of further ones only the
+#: version is, which shows all writes except those through `.data` and NumPy.
 _MAX_BYTES = 1 << 16
 
 
@@ -30,7 +30,7 @@ class Constants:
     """The constants of one graph that the user may change.
 
     Args:
-        tensors: With their values in the trace.
+        tensors: The tensors with their values in the trace.
         is_alone: Whether there is one rank.
         whole_of: Returns the whole of a tensor that ranks hold in parts, or that one rank holds.
     """
@@ -54,7 +54,7 @@ class Constants:
             self._held.append((weakref.ref(tensor), _version(tensor), content, name))
 
     def changes(self) -> Iterator[Change]:
-        """Yield those whose content has changed.
+        """Yield the constants whose content has changed.
 
         Raises:
             MismatchError: E509, on several ranks.

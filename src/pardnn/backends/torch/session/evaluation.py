@@ -25,7 +25,7 @@ class Evaluation:
     """One function on the state of a step.
 
     Args:
-        function: The user's.
+        function: The user's function.
         state: What the ranks hold.
         decide: Plans a graph for a number of devices, with the state where it is.
     """
@@ -41,7 +41,7 @@ class Evaluation:
         self._variants: Variants | None = None
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        """Run it with its arguments, models among them, and return its result."""
+        """Run the function with its arguments, including models, and return its result."""
         with in_eval_mode(arg for arg in args if isinstance(arg, torch.nn.Module)):
             if self._variants is None:
                 first = self._make(self._state.next_number(), args, ())

@@ -2,7 +2,7 @@
 
 Problem: a step that is captured again reads the same parameters and states, but by now the user's
 objects hold shards of them, or nothing.
-Idea: a table by tensor object says what each is a shard of. Capture reads whole shapes from it; a
+Idea: a table by tensor object tells of what each is a shard. Capture reads whole shapes from it; a
 new graph finds its values in it, whatever their names; and a tensor that a graph does not read
 stays where it is.
 
@@ -46,9 +46,9 @@ class Known(NamedTuple):
     """How the ranks keep one tensor.
 
     Attributes:
-        name: In the last graph that reads it.
+        name: The name in the last graph that reads it.
         held: The whole tensor, and what each device holds.
-        storage: Negative; tensors that shared their storage at first have the same.
+        storage: A negative id, equal for tensors that shared their storage at first.
     """
 
     name: str
@@ -59,18 +59,18 @@ class Known(NamedTuple):
 class LiveState:
     """What the ranks hold of the parameters, buffers and optimizer states of the user's objects.
 
-    Several step functions may work on it, and evaluations: each has graphs of its own.
+    Several step functions and evaluations may work on it, each with its own graphs.
 
     Args:
         world: This rank's connections.
 
     Attributes:
         near: The plan that ran last; None before the first.
-        version: Counts moves of tensors away from where the executors of other steps have them.
-        holds_for: The values for which each captured graph holds, for people, by its number.
-        executors: Those that hold values.
+        version: How often tensors have moved away from where other steps' executors have them.
+        holds_for: The values for which each captured graph holds, in words, by its number.
+        executors: The executors that hold values.
         spread: The user's objects that refuse to be read.
-        users: The steps that work on the state, and that have not been closed.
+        users: The steps that work on the state and have not been closed.
         is_limited: Whether this rank's memory limit is enforced.
         stop: Handles SIGTERM and SIGINT; None leaves them to Python.
     """
@@ -100,7 +100,7 @@ class LiveState:
         """End this rank before a step, together with all others, if a signal asks for it.
 
         Args:
-            done: For people.
+            done: What was done, in words.
 
         Raises:
             SystemExit: 130.
@@ -114,7 +114,7 @@ class LiveState:
         """Measure the cluster of the ranks, once for all steps on this state, and report it.
 
         Args:
-            on_cluster: None, or with a single rank: nothing is measured.
+            on_cluster: Gets the cluster; nothing is measured if it is None, or with a single rank.
         """
         if on_cluster is None or self._world.size == 1:
             return
@@ -153,7 +153,7 @@ class LiveState:
         """Take over a state that no graph reads yet; all ranks call it.
 
         Args:
-            source: Of a state that does not exist.
+            source: The source of a state that does not exist.
             held: What each device holds of it.
             value: What this rank holds; None for nothing.
         """
@@ -164,7 +164,7 @@ class LiveState:
         self._keep(source, held, None)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Treat a tensor as a new one from here on, whole on every rank."""
+        """Treat a tensor as new from here on, whole on every rank."""
         self._known.pop(tensor, None)
 
     @contextlib.contextmanager
@@ -177,12 +177,12 @@ class LiveState:
             self._known.update({each: held for each, held in known if held is not None})
 
     def shares_storage(self, tensor: torch.Tensor) -> bool:
-        """Whether another tensor that is kept shared its storage with this one at first."""
+        """Whether another kept tensor shared its storage with this one at first."""
         storage = self._known[tensor].storage
         return sum(known.storage == storage for known in self._known.values()) > 1
 
     def whole_of(self, tensor: torch.Tensor) -> WholeTensor | None:
-        """Return what a tensor is a shard of; None if it is whole on every rank."""
+        """Return the whole of which a tensor is a shard; None if it is whole on every rank."""
         known = self._known.get(tensor)
         if known is None:
             return None
@@ -194,14 +194,14 @@ class LiveState:
         """Return the state on the devices, by the names of a new graph.
 
         Args:
-            sources: Of the graph.
+            sources: The sources of the graph.
             near: The plan that ran last.
         """
         tensors = [(source.name, source.get()) for source in sources]
         found = {name: held for name, t in tensors if (held := self.held(t)) is not None}
         present = {id(tensor) for _, tensor in tensors}
         for tensor, known in list(self._known.items()):
-            if id(tensor) not in present:  # kept for another graph
+            if id(tensor) not in present:  # it is kept for another graph
                 found[f"{known.name} ({len(found)})"] = known.held
         return StateInPlace(held=found, num_devices=self._world.size, near=near)
 
@@ -216,8 +216,8 @@ class LiveState:
 
         Args:
             program: What runs next.
-            binding: Of its sources.
-            recording: Of models without data.
+            binding: The binding of its sources.
+            recording: The recording of models without data.
 
         Returns:
             The residents of this rank by the name of their op, and the names of what was moved.
@@ -226,7 +226,7 @@ class LiveState:
         storages = self._storages(sources[name].get() for name in program.state)
         outputs = {op.name: op.outputs[0] for op in program.sources.values()}
         mine = {name: _at(shards, rank) for name, shards in program.state.items()}
-        # A state that starts as a copy of a parameter is new, though that parameter is kept below.
+        # A state that starts as a copy of a parameter is new, although the parameter is kept below.
         before = {name: self.held(binding.first_tensor(name)) for name in program.state}
         new = [
             program.ops[shard.op]
@@ -248,7 +248,7 @@ class LiveState:
                 value, was_moved = self._again(first, held, op, shards)
                 moved += [name] * was_moved
                 self.version += 1
-            if value is first is not live and op is not None:  # it starts as a copy
+            if value is first is not live and op is not None:  # the state starts as a copy
                 value = first.detach().clone()
             if op is not None and isinstance(value, torch.Tensor):
                 value = where_it_lies(value, op, self._world.device)
@@ -264,7 +264,7 @@ class LiveState:
         return values, moved
 
     def _storages(self, tensors: Iterable[Any]) -> dict[int, int]:
-        """Return a number for the storage of each tensor that no rank has taken yet, by its id."""
+        """Number the storage of each tensor that no rank has taken yet, by the tensor's id."""
         numbers: dict[int, int] = {}
         found: dict[int, int] = {}
         for tensor in tensors:
@@ -306,7 +306,7 @@ class LiveState:
         return box_copy(whole, box, op.outputs[0].strides), is_moved
 
 
-#: Of this process.
+#: The states of this process.
 _LIVE: weakref.WeakSet[LiveState] = weakref.WeakSet()
 
 
@@ -332,9 +332,10 @@ _SWAP = torch.utils.swap_tensors
 
 @functools.wraps(_SWAP)
 def _swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """Swap what two tensors are, which torch refuses where anything refers to them weakly.
+    """Swap the contents of two tensor objects, even if they have weak references.
 
-    Each stays the same object, so that it is followed as `p.data = x` is: see `rebound`.
+    torch refuses this. Each stays the same object, so that it is followed like `p.data = x`: see
+    `rebound`.
     """
     with contextlib.ExitStack() as stack:
         for live in list(_LIVE):
@@ -380,7 +381,7 @@ def _within(box: Box, outer: Box | None) -> Box:
 
 
 def _hollow(output: Tensor, source: Source) -> None:
-    """Put a tensor without data in place of what other ranks keep."""
+    """Put a tensor without data in place of one that other ranks keep."""
     live = source.get()
     if isinstance(live, torch.Tensor):
         shape, dtype, device = live.shape, live.dtype, live.device
@@ -389,7 +390,7 @@ def _hollow(output: Tensor, source: Source) -> None:
         shape, dtype = like.shape, like.dtype
         device = torch.device("cpu") if source.parameter is None else source.parameter.device
     whole = tuple(output.shape or ())
-    # A gradient has the shape of its parameter here, which may be a shard.
+    # A gradient has its parameter's shape on this rank, which may be a shard's.
     shape = whole if source.parameter is None else source.parameter.shape
     source.set(one_element(shape, dtype, device))
     mark_absent(source.get(), source.name)

@@ -17,10 +17,10 @@ from pardnn.backends.torch.runtime.binding import Binding
 
 @contextlib.contextmanager
 def following_parameters(binding: Binding) -> Iterator[None]:
-    """Let state and gradients follow parameters that are replaced while the context is open.
+    """Make state and gradients follow parameters that are replaced while the context is open.
 
     Args:
-        binding: Of the sources that are set.
+        binding: The binding of the sources that are set.
     """
     sources = binding.sources
     before = {name: s.get() for name, s in sources.items() if s.kind == "parameter"}

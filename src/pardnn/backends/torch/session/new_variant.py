@@ -57,7 +57,7 @@ from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 
-#: A store takes values of up to 8 MiB.
+#: A store takes values up to 8 MiB.
 _CHUNK_BYTES = 4 << 20
 #: How long the other ranks wait for rank 0 to capture and plan, seconds.
 PLANNING_S = 3600.0
@@ -70,11 +70,11 @@ class Shared(NamedTuple):
     """What rank 0 sends to all others about a new variant.
 
     Attributes:
-        graph: Of the step.
-        plan: For it.
+        graph: The graph of the step.
+        plan: Its plan.
         uncarried: See `Captured`.
-        made: How long it took.
-        constants: See `Captured`; of rank 0, for itself.
+        made: How long it took to make.
+        constants: See `Captured`; only rank 0 has them.
     """
 
     graph: Graph
@@ -90,8 +90,8 @@ class Maker:
     Args:
         state: What the ranks hold.
         step: The user's step.
-        history: Of the steps of this rank.
-        plan: The user's own, for the first variant.
+        history: The history of the steps of this rank.
+        plan: The user's own plan, for the first variant.
         decide: Plans a graph for a number of devices, with the state where it is; None: only the
             graph of `plan` can run.
         is_random: Whether the models have yet to be initialised.
@@ -114,11 +114,11 @@ class Maker:
         self._world, self._step, self._state, self._history = state.world, step, state, history
         self._plan, self._decide, self._is_random = plan, decide, is_random
         self._trains, self._is_first, self._prove = trains, True, prove
-        self._filled: set[str] = set()  # containers that some path of the step only fills
-        self._live: set[str] = set()  # numbers that the graphs read at every call
-        self._fixed: set[str] = set()  # those that no graph could
-        self._flags: set[str] = set()  # buffers that graphs take for what they hold
-        # What the tensors are made of that the step keeps, by name and geometry.
+        self._filled: set[str] = set()  # containers that only some path fills
+        self._live: set[str] = set()  # numbers that graphs read at every call
+        self._fixed: set[str] = set()  # numbers that no graph could read
+        self._flags: set[str] = set()  # buffers that graphs treat as constants
+        # What the tensors kept by the step are made of, by name and geometry.
         self._kept: dict[Any, str] = {}
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
@@ -126,12 +126,12 @@ class Maker:
         """Return a new variant, on all ranks.
 
         Args:
-            number: Of the variant; the same on all ranks.
+            number: The number of the variant; the same on all ranks.
             args: Arguments of the step.
             changes: What differs from the variant that ran last; nothing for the first.
 
         Raises:
-            MismatchError: E509, if nothing can plan again; E519, if ranks see other changes.
+            MismatchError: E509, if nothing can plan again; E519, if ranks see different changes.
             PardnnError: As capture and planning do, on all ranks.
         """
         world, key = self._world, f" {number}" if number else ""
@@ -172,7 +172,7 @@ class Maker:
 
     @contextlib.contextmanager
     def _waiting(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Let a rank that is stuck elsewhere learn why this one waits."""
+        """Tell a rank that is stuck elsewhere why this one waits."""
         world, before = self._world, self._world.describe
         text = told(changes)
         if changes:
@@ -190,11 +190,11 @@ class Maker:
         world.describe = before
 
     def _compare(self, key: str, changes: Sequence[Change]) -> None:
-        """Compare with all ranks what has changed."""
+        """Compare what has changed on all ranks."""
         world = self._world
         if world.store is None:
             return
-        # Hooks are counted in each process, by captures too.
+        # Hooks are counted per process, including those of captures.
         names = [re.sub(r"_hooks\.\d+", "_hooks", each.name) for each in changes[:20]]
         mine = [
             [name, _text(each.then), _text(each.now)]
@@ -256,7 +256,7 @@ class Maker:
         plan = broadcast(
             world, f"plan {number}", None if shared is None else plan_to_json(shared.plan)
         )
-        # A plan of one's own is used as it is: the ranks compare what they hold before they start.
+        # A user's plan is used as it is: the ranks compare what they hold before they start.
         own = self._plan if self._is_first else None
         return Shared(
             graph_from_json(graph, "the graph of rank 0"),
@@ -310,7 +310,7 @@ class Maker:
 def _changed_numbers(
     step: Callable[..., Any], args: Sequence[Any], changes: Sequence[Change]
 ) -> set[str]:
-    """Return the names of the numbers of objects among what has changed between calls."""
+    """Return the names of changed numbers of objects among the changes between calls."""
     numbers = (each for each in changes if type(each.now) is type(each.then) in NUMBERS)
     places = {each.place for each in numbers if each.place is not None}
     if not places:
@@ -322,7 +322,7 @@ def _changed_numbers(
 
 
 def _text(value: Any) -> str:
-    """Return a text of a value that is the same on every rank."""
+    """Return a text for a value, the same on every rank."""
     is_tensor_kind = type(value).__name__ == "TensorKind"
     return repr(value) if is_tensor_kind or isinstance(value, VALUES) else type(value).__name__
 
@@ -359,14 +359,14 @@ def record_of(error: PardnnError) -> dict[str, Any]:
 
 
 def broadcast(world: World, name: str, content: bytes | None) -> bytes:
-    """Return on every rank what rank 0 gives, compressed and in chunks through the store.
+    """Return rank 0's content on every rank, sent compressed and in chunks through the store.
 
     The other ranks wait as long as rank 0 lives, at most `PLANNING_S`.
 
     Args:
         world: This rank's connections.
         name: Key in the store, used once.
-        content: On rank 0, what all ranks get; otherwise None.
+        content: What all ranks get, on rank 0; otherwise None.
 
     Raises:
         RankError: E602, if a rank has failed in the meantime.

@@ -1,4 +1,4 @@
-"""State tensors that get other data between two calls: `p.data = x`, `p.set_(x)`.
+"""State tensors that get new data between two calls: `p.data = x`, `p.set_(x)`.
 
 Problem: the executor works on the memory that a parameter had when the graph took it over, and an
 assignment to `data` moves the parameter to other memory. Nothing else of the parameter shows this:
@@ -6,8 +6,8 @@ its object, its version and its hooks stay.
 Idea: each rank compares addresses and layouts of its tensors at every call, by the words of memory
 that hold them; `p.data = p.data.t()` changes only the layout. Data of the same shape, type and
 strides replaces the old; for a cut parameter, so does a whole tensor, of which the rank copies its
-shard. Otherwise the tensor is taken as at the start, and the step captured again; a rank that holds
-only a shard refuses that.
+shard. Otherwise the tensor is taken as at the start, and the step is captured again; a rank that
+holds only a shard refuses.
 
 Complexity: O(tensors that a rank keeps) per call, in C.
 """
@@ -39,8 +39,8 @@ class KeptData:
 
     Args:
         state: What the ranks hold.
-        executor: Of the graph; has its residents.
-        binding: Of its sources.
+        executor: The executor of the graph; it has its residents.
+        binding: The binding of its sources.
     """
 
     def __init__(self, state: LiveState, executor: Executor, binding: Binding) -> None:
@@ -60,14 +60,14 @@ class KeptData:
         self._places = list(map(_place, self._tensors))
 
     def follow(self) -> list[Change]:
-        """Take over new data; return tensors that need another graph, of which nothing is held now.
+        """Take over new data; return tensors that need another graph and are no longer held.
 
         Raises:
             MismatchError: E527, if a rank that holds a shard was given data that it cannot take.
         """
         if self._words.hold():
             return []
-        # Noted before the getters are asked, so that no change is taken for known.
+        # Noted before the getters run, so that no change goes unnoticed.
         words = TensorWords(self._tensors)
         if list(map(_place, self._tensors)) == self._places:
             self._words = words
@@ -94,7 +94,7 @@ class KeptData:
         return {op.name: live[op.outputs[0].name] for op in ops}
 
     def _taken(self, op: Op, of: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return what this rank computes with from now on; None if no graph so far can."""
+        """Return the data that this rank computes with from now on; None if no graph so far can."""
         held = self._state.held(tensor)
         old = self._executor.live_values[op.outputs[0].name]
         if self._is_shared_out(tensor) and bool((tensor != tensor).any()):
@@ -141,7 +141,7 @@ class KeptData:
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # the data of an absent tensor has none
+    except RuntimeError:  # an absent tensor's data has no address
         address = 0
     return address, tensor.dtype, tensor.shape, tensor.stride()
 

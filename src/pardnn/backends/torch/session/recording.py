@@ -13,7 +13,7 @@ class Recording:
     """The record of one graph of a step: the first that was captured.
 
     Args:
-        path: Of the file; rank 0 writes it.
+        path: The path of the file; rank 0 writes it.
         executor: Runs that graph.
 
     Raises:
@@ -28,7 +28,7 @@ class Recording:
         executor.record()
 
     def after_step(self) -> None:
-        """Write after 1, 2, 4, 8 and so on recorded steps: all ranks count the same ones."""
+        """Write after 1, 2, 4, 8 and so on recorded steps, which all ranks count alike."""
         recorder, world = self._executor.recorder, self._executor.world
         assert recorder is not None
         if recorder.steps < max(1, 2 * self._written):

@@ -1,4 +1,4 @@
-"""Variants: the captured graphs of one step, each for the Python values that it was captured with.
+"""Variants: the captured graphs of one step, each for the Python values with which it was captured.
 
 Problem: a graph is one path through the user's Python, and the values that decide the path may
 change between calls.
@@ -37,7 +37,7 @@ from pardnn.backends.torch.session.rebound import KeptData
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
-#: Variants kept, those used last; each takes some kilobytes an op on the host.
+#: How many variants are kept, the last used ones; each takes some kilobytes an op on the host.
 MAX_VARIANTS = 64
 
 
@@ -46,12 +46,12 @@ class Variant:
     """One captured graph and the values for which it holds.
 
     Attributes:
-        number: In the order of capture; the same on all ranks.
+        number: The number in the order of capture; the same on all ranks.
         executor: Runs it; variants of equal graphs share one.
         binding: Its sources and guards.
-        uncarried: Names of the tensors that it does not leave as eager calls would.
+        uncarried: Names of tensors that it does not leave as eager calls would.
         made: How long capture and planning took.
-        holds_for: What had changed when it was captured, for people.
+        holds_for: What had changed when it was captured, in words.
         constants: Real tensors with the content for which its graph holds.
     """
 
@@ -84,11 +84,11 @@ class Variants:
 
     Args:
         state: What the ranks hold.
-        history: Of the steps of this rank.
+        history: The history of the steps of this rank.
         make: Captures and plans again, on all ranks: of the variant's number, the arguments of the
             step, and what has changed.
         first: The variant that runs first.
-        recording: Of models without data.
+        recording: The recording of models without data.
         announce: Called with each new program and its binding, before the user's objects are
             guarded.
 
@@ -97,7 +97,7 @@ class Variants:
         num_made: How often the step was captured.
         num_moved: How many tensors of state have moved from rank to rank.
         replaced: Tensors whose new data no graph so far can take.
-        stale: Names of tensors that the calls so far have not left as eager ones would.
+        stale: Names of tensors that the calls so far have not left as eager calls would.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Variants:
         return iter(self._known)
 
     def step(self, values: Sequence[Any]) -> Variant:
-        """Run one step with a batch, by the variant that holds for it.
+        """Run one step with a batch, using the variant that holds for it.
 
         Args:
             values: The arguments that are neither model nor optimizer.
@@ -158,7 +158,7 @@ class Variants:
         """Take over data given to tensors of the state since the last call: `p.data = x`.
 
         Raises:
-            MismatchError: E527, if it cannot be.
+            MismatchError: E527, if that is impossible.
         """
         if self._state.spread.is_whole:
             return
@@ -171,7 +171,7 @@ class Variants:
         """Take over new data, between two steps.
 
         Raises:
-            MismatchError: E527, if only a step can.
+            MismatchError: E527, if only a step can take it over.
         """
         self.refresh()
         self.follow_data()
@@ -232,8 +232,8 @@ class Variants:
         """Switch to a variant, with the current state; all ranks call it.
 
         Args:
-            variant: Of the known ones.
-            recording: Of models without data, for the first one.
+            variant: One of the known variants.
+            recording: The recording of models without data, for the first one.
 
         Returns:
             The names of the tensors of state that had to move from rank to rank.
@@ -242,7 +242,7 @@ class Variants:
             UnsupportedError: E808, if it reads what earlier variants did not carry on.
         """
         self._check_carried(variant)
-        if len(self._state.users) == (self._version >= 0):  # no other step is handed them
+        if len(self._state.users) == (self._version >= 0):  # no other step takes them over
             _drop_gradients(variant)
         binding, executor = variant.binding, variant.executor
         self._world.describe = lambda: {
@@ -256,12 +256,12 @@ class Variants:
             values, moved = self._state.take(executor.program, binding, recording)
         if self._state.version != version:
             for other in self._state.executors:
-                other.detach()  # what has moved is no longer theirs
+                other.detach()  # moved tensors are no longer theirs
         executor.attach(values)
         self._state.executors.add(executor)
         self._version = self._state.version
         if not binding.is_watching:
-            # From here on: what was put in place above is no change of the user's.
+            # Only from here on, since what was put in place above is not a user's change.
             binding.mark_stepped()
             self._announce(executor.program, binding)
             binding.watch()
@@ -273,7 +273,7 @@ class Variants:
         return moved
 
     def _agree(self, variant: Variant) -> None:
-        """Let the ranks compare which graph runs, once there are several."""
+        """Make the ranks compare which graph runs, once there are several."""
         executor, state = variant.executor, self._state
         if self._world.size > 1 and state.has_several_graphs:
             agreement = executor.agreement
@@ -282,7 +282,7 @@ class Variants:
                 executor.agreement = Agreement(self._world, variant.number, describe)
 
     def check_opened(self) -> None:
-        """Refuse another state if the first step has a separate graph that has not run yet.
+        """Refuse other state if the first step has a separate graph that has not run yet.
 
         Raises:
             UnsupportedError: E806.
@@ -344,11 +344,11 @@ def _drop_gradients(variant: Variant) -> None:
 
 
 def _without_optimizer(binding: Binding, name: str) -> str | None:
-    """Return the name of the parameter that a gradient is of, if no optimizer of the step has it.
+    """Return the name of a gradient's parameter if no optimizer of the step has it.
 
     Args:
-        binding: Of the graph that reads the gradient.
-        name: Of the gradient.
+        binding: The binding of the graph that reads the gradient.
+        name: The name of the gradient.
     """
     parameter = binding.sources[name].parameter
     found = [entry.value for entry in binding.stateful()]

@@ -23,12 +23,12 @@ import torch
 from pardnn.backends.torch.user_step.code_names import users_line
 from pardnn.errors import MismatchError, shown
 
-#: What torch says of a write to an expanded tensor, and to a storage without an address.
+#: torch's messages about writes to expanded tensors, and to storages without an address.
 _REFUSALS = ("refers to a single memory location", "Cannot access data pointer")
-#: Functions that end as those do which write in place, and write no element.
+#: Functions named like in-place ones that write no element.
 _NO_WRITES = frozenset({"requires_grad_", "detach_", "rename_", "resize_as_", "share_memory_"})
 _NO_ASSIGNMENTS = frozenset({"__index__", "__int__", "__invert__"})
-#: Functions that write numbers which no rank draws or reads.
+#: Functions that only write numbers which no rank draws or reads.
 _FILLS = frozenset({"zero_", "fill_", "zeros_", "ones_", "constant_", "_foreach_zero_"})
 _TEXTS = frozenset({"__repr__", "__format__"})
 _ARRAYS = frozenset({"numpy", "__array__"})
@@ -40,9 +40,9 @@ def mark_absent(tensor: Any, name: str) -> None:
     """Mark a tensor of one element as standing for one that other ranks keep.
 
     Args:
-        tensor: Of the user's objects. One of a class that is not torch's own stays as it is, and so
-            does a single number, which is complete.
-        name: Of the tensor that other ranks keep.
+        tensor: A tensor of the user's objects. One of a class that is not torch's own stays as it
+            is, and so does a single number, which is complete.
+        name: The name of the tensor that other ranks keep.
     """
     if type(tensor) in _CLASSES and tensor.numel() > 1:
         _NAMES[tensor.untyped_storage()._cdata] = name
@@ -51,7 +51,7 @@ def mark_absent(tensor: Any, name: str) -> None:
 
 
 class _Absent(torch.Tensor):
-    """What both classes do.
+    """What both classes have in common.
 
     Attributes:
         present_class: The class that the object had, and has again once it has data.
@@ -89,12 +89,12 @@ class _AbsentParameter(_Absent, torch.nn.Parameter):
 _CLASSES: dict[type, type] = {
     each.present_class: each for each in (_AbsentTensor, _AbsentParameter)
 }
-for _kind in _CLASSES.values():  # a class reads the same on every rank
+for _kind in _CLASSES.values():  # classes show the same name on every rank
     _kind.__name__ = _kind.__qualname__ = _kind.present_class.__name__
 
 
 def _copy(tensor: _Absent) -> torch.Tensor:
-    """Return a plain tensor with memory of its own that reads as this one does."""
+    """Return a plain tensor with its own memory that reads like this one."""
     with torch._C.DisableTorchFunctionSubclass():
         copy = _as_plain(tensor, tensor.detach().clone())
     copy.__dict__.update(tensor.__dict__)
@@ -121,7 +121,7 @@ def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     with torch._C.DisableTorchFunctionSubclass():
         if name in _FILLS:
             return _filled(func, given[0])
-        if name in _TEXTS:  # which ask for the class
+        if name in _TEXTS:  # these read the class
             return func(absent[0].detach(), *args[1:])
         if name in _ARRAYS:
             args = (_copy(absent[0]), *args[1:])
@@ -139,11 +139,11 @@ def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
 def _check_reads(
     func: Callable[..., Any], absent: Sequence[_Absent], written: Sequence[Any]
 ) -> None:
-    """Refuse that other tensors or ranks get what an absent tensor holds.
+    """Refuse to pass an absent tensor's content to other tensors or ranks.
 
     Args:
-        func: Of torch's.
-        absent: What it is given.
+        func: A function of torch's.
+        absent: The absent tensors that it is given.
         written: What it writes to.
     """
     name = getattr(func, "__name__", "")
@@ -165,9 +165,9 @@ def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[A
     """Return what a function writes to: `out`, or its first argument.
 
     Args:
-        func: Of torch's.
+        func: A function of torch's.
         given: Its arguments.
-        out: That of this name; None without.
+        out: The output of this name; None without.
     """
     if out is not None:
         return list(_flat([out]))
@@ -180,7 +180,7 @@ def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[A
 
 
 def _filled(func: Callable[..., Any], given: Any) -> Any:
-    """Return what is to be filled with numbers; others than absent tensors of a list are."""
+    """Return the tensors to fill with numbers: those of a list that are not absent."""
     if isinstance(given, list | tuple) and (
         rest := [each for each in given if not isinstance(each, _Absent)]
     ):
@@ -189,7 +189,7 @@ def _filled(func: Callable[..., Any], given: Any) -> Any:
 
 
 def _follow(absent: Sequence[Any], result: Any) -> None:
-    """Mark the views among the results as absent, and as present what has other data by now."""
+    """Mark views among the results as absent, and what has got other data as present."""
     storages = {each.untyped_storage()._cdata for each in absent}
     for each in _flat([result]):
         if type(each) in _CLASSES and each.untyped_storage()._cdata in storages:

@@ -50,11 +50,11 @@ class SpreadObjects:
         optimizers: Mapping[str, torch.optim.Optimizer],
         spread: frozenset[int],
     ) -> None:
-        """Let the objects of a step refuse to be read.
+        """Make the objects of a step refuse to be read.
 
         Args:
-            models: By name.
-            optimizers: By name.
+            models: The models by name.
+            optimizers: The optimizers by name.
             spread: Ids of the tensors that some rank does not hold whole.
         """
         for name, model in models.items():
@@ -85,8 +85,8 @@ class SpreadObjects:
 
     def _guard_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            return  # a wrapper, as accelerate's: it reads the optimizer in it, which is guarded
-        # An optimizer stays spread where a model is whole for a while.
+            return  # a wrapper, such as accelerate's, reads the optimizer inside, which is guarded
+        # An optimizer stays spread while a model is whole for a time.
         always = SpreadObjects()
         reading = _Refusal(
             always, name, "its state_dict() would lack the rest", "fast.state_dict()"
@@ -100,9 +100,9 @@ class _Refusal:
 
     Args:
         spread: Knows whether models are whole.
-        name: Of the object.
-        why: It cannot be.
-        instead: What to call.
+        name: The name of the object.
+        why: Why it cannot be read.
+        instead: What to call instead.
         if_whole: Raise also while the models are whole.
     """
 
@@ -135,4 +135,4 @@ def _refusal_to_load(spread: SpreadObjects, name: str) -> _Refusal:
 
 
 def _nothing(*_args: Any) -> None:
-    """Do nothing: the hook of a copy."""
+    """Do nothing, as the hook of a copy."""

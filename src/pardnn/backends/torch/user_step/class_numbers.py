@@ -22,7 +22,7 @@ _NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
 
 
 def users_classes(values: Iterable[Any]) -> list[type]:
-    """Return the user's classes among some values and those of their own, bases included.
+    """Return the user's classes among values and the values' own classes, bases included.
 
     Args:
         values: All objects that a step reaches.

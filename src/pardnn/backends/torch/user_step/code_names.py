@@ -23,22 +23,22 @@ _LIBRARY_ROOTS = tuple(
 _GLOBAL = frozenset({
     "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS",
 })  # fmt: skip
-#: How Python's prompt, others, and documentation that is tested name what is typed.
+#: File names of code typed at Python's and other prompts, or tested in documentation.
 _TYPED = ("<stdin>", "<console>", "<input>", "<ipython-input", "<python-input", "<doctest")
 #: Functions of `operator` that tell one object from another.
 _IDENTITY = frozenset({"is_", "is_not"})
-#: Functions of Python's that run what a text says, or give all variables of a module.
+#: Python functions that run a text, or give all variables of a module.
 _OF_TEXTS = frozenset({"eval", "exec", "globals"})
 _FORMATS = frozenset({"format", "format_map"})
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
-#: They have a function as `func`.
+#: Types that hold a function as `func`.
 OF_FUNCTIONS = (
     functools.cached_property, functools.partial, functools.partialmethod,
     functools.singledispatchmethod,
 )  # fmt: skip
 _BOUND = (staticmethod, classmethod, types.MethodType)
-#: Where there is no function behind a value: most of what a class holds beside functions.
+#: Types without a function behind them: most of what a class holds besides functions.
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, tuple, list})
 
 
@@ -95,7 +95,7 @@ def calls_by_text(code: types.CodeType) -> bool:
 
 @functools.cache
 def lays_out_texts(code: types.CodeType) -> bool:
-    """Whether code calls `format` of a text that is not its own, which may name attributes."""
+    """Whether code calls `format` on a text from elsewhere, which may name attributes."""
     for each in codes_of(code):
         before = ""
         for at in dis.get_instructions(each):
@@ -114,7 +114,7 @@ def names_in_fields(text: str) -> Iterator[str]:
         yield from (
             str(key) for each in fields for _, key in _string.formatter_field_name_split(each)[1]
         )
-    except ValueError:  # it is no such text
+    except ValueError:  # it is not a format text
         return
 
 
@@ -125,7 +125,7 @@ def place_in(code: types.CodeType, at: dis.Instruction) -> str:
 
 
 def object_question(code: types.CodeType) -> str | None:
-    """Return "file.py:line" where a function may ask which object a tensor is; None if nowhere.
+    """Return "file.py:line" where a function may test a tensor's identity; None if nowhere.
 
     `x is None`, `x is Mode.TRAIN` and `type(x) is Tensor` do not count: the right side is a
     constant, or has a capitalised name.
@@ -157,14 +157,14 @@ def is_library_function(function: types.FunctionType) -> bool:
 
 
 def is_library_frame(frame: types.FrameType) -> bool:
-    """Whether what runs in a frame belongs to Python, an installed package, or pardnn itself."""
+    """Whether a frame's code belongs to Python, an installed package, or pardnn itself."""
     return _is_library_code(frame.f_code, frame.f_globals)
 
 
 def _is_library_code(code: types.CodeType, space: Mapping[str, Any]) -> bool:
-    """Whether code is a library's; that of a text which `exec` ran is whose names it uses.
+    """Whether code is a library's; code that `exec` ran from text belongs to whose names it uses.
 
-    A dataclass makes its methods of text, too: within a function that is none of these names.
+    A dataclass also makes its methods from text, but inside a function with another name.
     """
     if not is_library_file(code.co_filename):
         return False
@@ -184,7 +184,7 @@ def is_typed(filename: str) -> bool:
 
 def is_library_module(module: Any) -> bool:
     """Whether a module, or a folder of modules without its own file, belongs to a library."""
-    # What it holds, not what it answers: `torch.classes` makes something of any name.
+    # Its `__dict__` rather than `getattr`: `torch.classes` makes something for any name.
     held = getattr(module, "__dict__", {})
     if module is sys.modules["__main__"] and "__file__" not in held:  # see `is_typed`
         return False

@@ -1,4 +1,4 @@
-"""Whether any of many dictionaries has changed, by the version tags of CPython 3.11.
+"""Whether any of many dictionaries has changed, told by CPython 3.11's version tags.
 
 Problem: a step's guards have some 1,500 dictionaries, and comparing their items misses the cache
 with every key, every value and every table.
@@ -11,10 +11,10 @@ comparing. NumPy reads all of them at once from memory, one line each. So this f
 offset of one version of CPython, and checks it at import. 3.13 writes attributes without changing
 the tag, and 3.14 has none: on versions other than 3.11 everything is compared.
 
-The same look reads the words by which other objects hold guarded values: an object its class, a
-cell its content, a function its code and defaults, a list its items. Such a word only shows that an
-object is still the same while that object is kept alive: once it is freed, another may be at its
-address.
+The same read covers the words by which other objects hold guarded values: an object its class, a
+cell its content, a function its code and defaults, a list its items. Such a word proves that an
+object is still the same only while that object is kept alive: once it is freed, another may take
+its address.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DictVersions:
     """The version tags of some dictionaries, none known at first, and other words.
 
     Args:
-        holders: They are kept alive, because a tag is read from the memory of its dictionary.
+        holders: The dictionaries. They are kept alive, since tags are read from their memory.
         others: Addresses of other words, and their expected values; kept alive by the caller.
     """
 
@@ -51,13 +51,13 @@ class DictVersions:
         self.expect(others)
 
     def expect(self, others: Sequence[tuple[int, int]]) -> None:
-        """Expect other words beside the tags that are known."""
+        """Expect other words in addition to the known tags."""
         words = np.array(others, dtype=np.uint64).reshape(-1, 2)
         self._words = Words(np.concatenate([self._tags, words[:, 0].astype(np.int64)]))
         self._known[self._size :] = words[:, 1].tobytes()
 
     def differ(self) -> bool:
-        """Look; return whether any tag differs from the last accepted one, or any word."""
+        """Look; return whether any tag or word differs from the last accepted one."""
         return self._words.read() != self._known
 
     def changed(self) -> tuple[int, ...]:
@@ -71,12 +71,12 @@ class DictVersions:
         return self._words.found[len(self._tags) :].tobytes() == self._known[self._size :]
 
     def accept(self) -> None:
-        """Accept the dictionaries as they were at the last look."""
+        """Accept the dictionaries as of the last look."""
         self._known[: self._size] = self._words.found[: len(self._tags)].tobytes()
 
 
 def _has_tags() -> bool:
-    """Whether this Python numbers the changes of dictionaries, where `_OFFSET` says."""
+    """Whether this Python keeps version tags of dictionaries at `_OFFSET`."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 11):
         return False
     probe: dict[str, int] = {}
@@ -89,7 +89,7 @@ def _has_tags() -> bool:
     return tags[0] < tags[1] < tags[2]
 
 
-#: Whether `DictVersions` can be asked here.
+#: Whether `DictVersions` works on this Python.
 HAS_TAGS = _has_tags()
 
 
@@ -99,7 +99,7 @@ def class_address(value: Any) -> int:
 
 
 def attribute_address(value: Any, key: str) -> int | None:
-    """Return where a cell or function holds an attribute; None if that is not known."""
+    """Return where a cell or function holds an attribute; None if unknown."""
     place = _PLACES.get((type(value), key))
     return None if place is None else id(value) + place
 
@@ -116,7 +116,7 @@ def _words_of(value: Any) -> list[int]:
 
 
 def _place(value: Any, word: int) -> int | None:
-    """Return the only offset at which an object has a word; None if there is not one."""
+    """Return the only offset at which an object has a word; None unless there is just one."""
     found = [WORD_BYTES * i for i, each in enumerate(_words_of(value)) if each == word]
     return found[0] if len(found) == 1 else None
 

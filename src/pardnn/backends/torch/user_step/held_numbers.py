@@ -2,8 +2,8 @@
 
 `trainer.calls += 1`, `state["step"] += 1`, `self.tau *= 0.99`: the number is read at each call, and
 its new value is written back after the step. It is found by its name, the path to it, which is the
-same on every rank; the name of optimizer state contains the parameter's name. By such names,
-optimizer states and gradients that no call has made yet are found, too.
+same on every rank; the name of optimizer state contains the parameter's name. Such names also find
+optimizer states and gradients that no call has made yet.
 
 The user's classes and modules hold numbers, too (`Model.tau`, `settings.weight`). The walk of a
 step's objects does not enter them; changes between two calls are found here, under separate names.
@@ -32,9 +32,9 @@ from pardnn.backends.torch.user_step.slots import (
     slot_of,
 )
 
-#: What an arithmetic state may be; bool is an int.
+#: Types of an arithmetic state; bool is an int.
 NUMBERS = (int, float)
-#: Values without items or attributes that a walk would enter.
+#: Types without items or attributes for a walk to enter.
 _WHOLE = (
     bytes, complex, set, frozenset, type, types.FunctionType, types.BuiltinFunctionType,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -46,7 +46,7 @@ def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
 
     Args:
         name: As `object_graph` makes it: "optimizer.state.<139734>.step".
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), name)
 
@@ -54,11 +54,11 @@ def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
 def numbers_by_name(
     contents: Iterable[tuple[str, Any, Any]], names: Mapping[int, str]
 ) -> dict[str, tuple[Slot, Any]]:
-    """Return place and value of every number that objects hold; names of two places are left out.
+    """Return place and value of every number in objects, by name; ambiguous names are left out.
 
     Args:
         contents: `ObjectGraph.contents`.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     found: dict[str, tuple[Slot, Any]] = {}
     ambiguous: set[str] = set()
@@ -70,7 +70,7 @@ def numbers_by_name(
             if not isinstance(value, NUMBERS):
                 continue
             name = with_tensor_names(raw, names)
-            if id(holder) in rates:  # a schedule makes a new list at each step
+            if id(holder) in rates:  # a schedule makes this list anew at each step
                 slot = Slot(rates[id(holder)], "_last_lr", (slot.key,))
             if name in found and place(found[name][0]) != place(slot):
                 ambiguous.add(name)
@@ -86,13 +86,13 @@ def values_by_name(
 
 
 def texts_of_states(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return what optimizers' states of parameters hold besides tensors, numbers and containers.
+    """Return what optimizer states hold besides tensors, numbers and containers, by name.
 
-    By name; tuples of plain values are no containers, and sets are none that a walk enters.
+    Tuples of plain values do not count as containers, nor do sets, which no walk enters.
 
     Args:
         objects: The object graph of a step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
     states = {id(state) for each in optimizers for state in getattr(each, "state", {}).values()}
@@ -118,7 +118,7 @@ def all_numbers(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, tup
 
     Args:
         objects: The object graph of the step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
     """
     shared = {name: (slot, slot.get()) for name, slot in _shared(objects)}
     return shared | numbers_by_name(objects.contents, names)
@@ -132,7 +132,7 @@ def _shared(objects: ObjectGraph) -> Iterator[tuple[str, Slot]]:
     modules = [(each.__name__, vars(each)) for each in filter(is_users_code, seen)]
     for name, holder in [*classes, *modules]:
         for key, value in items_of(holder).items():
-            # Not an enumeration's: it is more than a number.
+            # Not an enum member, which is more than a number.
             if type(value) in NUMBERS and not key.startswith("__"):
                 yield f"{name}.{key}", Slot(holder, key)
 
@@ -172,7 +172,7 @@ def objects_by_name(objects: ObjectGraph) -> dict[str, Any]:
 
 
 def place(slot: Slot) -> tuple[int, Any]:
-    """Return what identifies a place, also where two slots lead to it."""
+    """Return what identifies a place, even if two slots lead to it."""
     held = slot.holder if slot.key is None else items_of(slot.holder)
     return id(held.held_by(slot.key) if isinstance(held, Attributes) else held), slot.key
 
@@ -192,7 +192,7 @@ def containers(contents: Iterable[tuple[str, Any, Any]]) -> dict[int, tuple[Slot
 
 
 def slots_of(contents: Iterable[tuple[str, Any, Any]], value: Any) -> list[Slot]:
-    """Return every place that holds an object, within tuples and among the arguments, too.
+    """Return every place that holds an object, including in tuples and arguments.
 
     Args:
         contents: `ObjectGraph.contents`.
@@ -220,10 +220,10 @@ class StateOwner(NamedTuple):
     """What a state belongs to.
 
     Attributes:
-        name: Of its parameter.
-        parameter: Itself.
-        optimizer: Whose state it is; None for a gradient.
-        key: In the optimizer's state of that parameter.
+        name: The name of its parameter.
+        parameter: The parameter itself.
+        optimizer: The optimizer whose state it is; None for a gradient.
+        key: The key in the optimizer's state of that parameter.
     """
 
     name: str
@@ -232,13 +232,13 @@ class StateOwner(NamedTuple):
     key: str
 
     def slots(self) -> tuple[Slot, ...]:
-        """Return where it is held, and make room there; nothing for a gradient."""
+        """Return where it is held, and make room there; no slots for a gradient."""
         if self.optimizer is None:
             return ()
         return (Slot(self.optimizer.state[self.parameter], self.key),)
 
     def state(self) -> dict[Any, Any]:
-        """Return what an optimizer holds of the parameter now."""
+        """Return what the optimizer now holds for the parameter."""
         return {} if self.optimizer is None else self.optimizer.state.get(self.parameter, {})
 
 
@@ -248,8 +248,8 @@ def state_owners(
     """Return what states belong to, by their names; names of anything else are left out.
 
     Args:
-        names: Such as "optimizer.state.net.weight.step" or "net.weight.grad".
-        parameters: Of the step, by name.
+        names: Names such as "optimizer.state.net.weight.step" or "net.weight.grad".
+        parameters: The parameters of the step, by name.
         stateful: Objects of the step, optimizers among them.
     """
     gradients = {f"{n}.grad": StateOwner(n, p, None, "grad") for n, p in parameters.items()}
@@ -271,10 +271,10 @@ def state_owners(
 def missing_slots(
     names: Collection[str], objects: ObjectGraph, parameters: Mapping[str, Any]
 ) -> dict[str, Slot]:
-    """Return the places of numbers that the first step would create; those of others are left out.
+    """Return the places of numbers that the first step would create, leaving out other names.
 
     Args:
-        names: Such as "optimizer.state.net.weight.step" or "optimizer.param_groups.0.step".
+        names: Names such as "optimizer.state.net.weight.step" or "optimizer.param_groups.0.step".
         objects: The object graph of the step.
         parameters: Parameters by name.
     """
@@ -301,7 +301,7 @@ def slots_of_numbers(
     """Return the places of numbers that objects hold or the step would create.
 
     Args:
-        names: Of numbers; those that have no place are left out.
+        names: The names of numbers; those that have no place are left out.
         objects: The object graph of the step.
         tensors: Tensors of the step by name.
         created: Names of those that need not be there.
@@ -313,7 +313,7 @@ def slots_of_numbers(
 
 
 def _splits(name: str) -> Iterator[tuple[str, str]]:
-    """Yield what a name may be the path to and the key of: keys, as of parameters, have dots."""
+    """Yield the ways to split a name into path and key, as keys such as parameters' have dots."""
     parts = name.split(".")
     for i in reversed(range(len(parts))):
         yield ".".join(parts[:i]), ".".join(parts[i:])

@@ -43,7 +43,7 @@ from pardnn.backends.torch.user_step.slots import (
 )
 from pardnn.backends.torch.user_step.used_names import users_functions
 
-#: Of torch's own classes only these hold what a step changes or computes with.
+#: The only classes of torch's that hold what a step changes or computes with.
 _TORCH_CLASSES = (
     torch.nn.Module,
     torch.optim.Optimizer,
@@ -71,22 +71,22 @@ GLOBAL_HOOKS: dict[str, dict[Any, Any]] = {
     }.items()
     for key in keys
 }  # fmt: skip
-#: Values that are compared by what they are.
+#: Values that are compared by value.
 PLAIN = (bool, int, float, str, type(None))
-#: Most of what a walk meets is of one of these very classes, whose objects cannot claim another.
+#: Most objects that a walk meets are of exactly these classes, and cannot claim another.
 _PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
 _CONTAINERS = dict | list | deque
 _WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType, types.GenericAlias)
 #: Attributes that hold what a module registers.
 _TABLES = ("_parameters", "_buffers", "_modules")
-#: The set names buffers, and grows with them where a first step registers one.
+#: This set names buffers, and grows if a first step registers one.
 _OF_MODULES = frozenset({*_TABLES, "_non_persistent_buffers_set"})
-#: What changes in place and has no items by key.
+#: Types that change in place and have no items by key.
 _UNSEEN = (
     set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
 )  # fmt: skip
 _MAX_OBJECTS = 2_000_000
-#: The list of the arguments among `ObjectGraph.contents`: `args` is a name that variables have.
+#: The list of the arguments among `ObjectGraph.contents`: variables may be called `args`.
 ARGUMENTS = "()"
 
 
@@ -102,9 +102,9 @@ class ObjectGraph:
         modules: Names of modules by id; the first name counts.
         stateful: Modules, optimizers, schedulers and gradient scalers.
         contents: What each container and object held: (name, holder, copy).
-        seen: Objects by id, held so that no id is used twice.
+        seen: Objects by id, kept alive so that no id is reused.
         arguments: Name and index of each argument.
-        is_weak: Whether weak references lead on.
+        is_weak: Whether weak references are followed.
     """
 
     tensors: list[Entry] = field(default_factory=list)
@@ -124,8 +124,8 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
 
     Args:
         step: A function, method, partial or callable object.
-        args: A list that the caller owns, so that its items can be set.
-        is_weak: Whether weak references lead on.
+        args: The arguments as a list that the caller owns, so that its items can be set.
+        is_weak: Whether weak references are followed.
     """
     objects = ObjectGraph(is_weak=is_weak)
     objects.contents.append((ARGUMENTS, args, list(args)))
@@ -140,7 +140,7 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
 
 
 def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> list[types.FunctionType]:
-    """Visit what methods refer to that may run: no object has them. Return all that may run."""
+    """Visit what methods that may run refer to, since no object holds them; return all of these."""
     functions, num_seen = list[types.FunctionType](), -1
     while num_seen != (num_seen := len(objects.seen)):
         functions = users_functions(step, list(objects.seen.values()))
@@ -150,9 +150,9 @@ def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> list[types
 
 
 def _visit_hooks(objects: ObjectGraph) -> None:
-    """Visit what hooks refer to, of all modules and of tensors: an optimizer of each parameter.
+    """Visit what hooks on all modules and on tensors refer to, such as one optimizer per parameter.
 
-    Last, so that what the arguments and the step hold has its name from there.
+    This comes last, so that what arguments and step hold is named after them.
     """
     for name, hooks in GLOBAL_HOOKS.items():
         for i, hook in enumerate(hooks.values()):
@@ -165,7 +165,7 @@ def _visit_hooks(objects: ObjectGraph) -> None:
 
 
 def walk_value(value: Any, name: str = "") -> ObjectGraph:
-    """Return the object graph of one value, as of the argument `name` of a step."""
+    """Return the object graph of one value, as if it were the argument `name` of a step."""
     objects, holder = ObjectGraph(), [value]
     objects.contents.append((ARGUMENTS, holder, [value]))
     objects.arguments.append((name, 0))
@@ -198,7 +198,7 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
     Args:
         objects: Gets what is found.
         start: The value.
-        until: What ends the walk once something is in it.
+        until: A collection; the walk ends once something is in it.
     """
     stack = [start]
     while stack and not until:
@@ -246,14 +246,14 @@ def _note_simple(objects: ObjectGraph, entry: Entry) -> bool:
 
 
 def _is_skipped(value: Any, numeric: bool) -> bool:
-    """Whether nothing of a value would be noted."""
+    """Whether nothing about a value would be noted."""
     return not numeric and type(value) in _PLAIN_TYPES
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return what users have set on a tensor, in the dictionary that holds it.
+    """Return the dictionary of what users have set on a tensor.
 
-    For a placeholder it is a copy of those of the tensor that it replaces.
+    A placeholder has a copy of the dictionary of the tensor that it replaces.
     """
     own = tensor.__dict__
     if not isinstance(tensor, FakeTensor):
@@ -265,7 +265,7 @@ def _beside_items(entry: Entry) -> Iterator[Entry]:
     """Yield the dictionary of attributes that a container of a user's class may have."""
     value = entry.value
     package = type(value).__module__.partition(".")[0]
-    is_own = package not in ("builtins", "collections", "pardnn")  # lists that record are of pardnn
+    is_own = package not in ("builtins", "collections", "pardnn")  # recording lists are pardnn's
     if is_own and isinstance(value, dict | tuple | list | deque) and hasattr(value, "__dict__"):
         yield entry.child("__dict__", value.__dict__, numeric=False)
 
@@ -274,7 +274,7 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     """Yield what one object holds, and record its content."""
     value = entry.value
     if getattr(type(value), "is_pardnn_recorder", False):
-        return  # it stands for a container, while a step is traced
+        return  # it stands for a container while a step is traced
     if isinstance(value, _CONTAINERS):
         yield from _items(objects, entry)
     elif isinstance(value, torch.nn.Module):
@@ -308,9 +308,9 @@ def _items(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     for i, (key, item) in enumerate(list(value.items()) if is_dict else enumerate(value)):
         if _is_skipped(item, entry.numeric):
             continue
-        # Optimizer state is keyed by parameter, whose name is only known at the end. As text
-        # it would be all its numbers, which fails under some modes, too. Hooks are keyed by how
-        # many the process has registered before.
+        # Optimizer state is keyed by parameter, whose name is only known at the end. As text, it
+        # would show all its numbers, which fails under some modes. Hooks are keyed by how many the
+        # process has registered before.
         at = f"<{id(key)}>" if isinstance(key, torch.Tensor) else i if is_hooks else key
         child = entry.child(at, item, value)
         yield child if at is key else child._replace(slot=Slot(value, key))
@@ -356,7 +356,7 @@ def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 
 
 def _create_scaler_tensors(scaler: torch.amp.GradScaler) -> None:
-    """Create a scaler's tensors before its first step: ranks set their values."""
+    """Create a scaler's tensors before its first step, for ranks to set their values."""
     if scaler.is_enabled() and scaler._scale is None:
         with _disable_current_modes():
             scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))

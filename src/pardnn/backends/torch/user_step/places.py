@@ -47,7 +47,7 @@ class PlaceIndex:
                 self._paths[_key_of(holder)] = path
 
     def slot(self, reference: Reference) -> Slot | None:
-        """Return the place of a reference; None if there is none here."""
+        """Return the place of a reference; None if it leads nowhere here."""
         if isinstance(reference, str):
             index = self._arguments.get(reference)
             return None if index is None else Slot(self._args, index)

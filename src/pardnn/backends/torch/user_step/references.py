@@ -1,12 +1,12 @@
 """What values refer to besides attributes and items: weak references, members, keys, and ops.
 
-A callback in a set, a module that is a key, an object behind a weak reference: a step may depend on
-their content like on anything else. The same is true of the functions of a
-`torch.library.custom_op` that run while a step is traced, which code refers to only by name; its
-kernel runs in each step. Functions, partial functions and callable objects given to a
-`torch.library.Library` are held only by torch's C++ code, which does not list them: they are those
-with one more reference than Python's objects account for. A text of torch's that counts them, and
-the numbers of libraries, show when others were given.
+A callback in a set, a module used as a key, an object behind a weak reference: a step may depend on
+their content as on anything else. The same is true of the functions of a `torch.library.custom_op`
+that run while a step is traced, which code refers to only by name; its kernel runs in each step.
+Functions, partial functions and callable objects given to a `torch.library.Library` are held only
+by torch's C++ code, which does not list them: they are those with one more reference than Python's
+objects account for. Text from torch that counts them, and the numbers of the libraries, show when
+others are registered.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from pardnn.backends.torch.user_step.code_names import (
 )
 from pardnn.errors import UnsupportedError, shown
 
-#: What changes in place and holds bytes alone; all values of `ctypes` are of one class.
+#: Types that change in place and hold only bytes; all values of `ctypes` share one class.
 BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
-#: What has nothing of its own to look into.
+#: Types with no content of their own.
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, torch.Tensor)
 _WEAK_CONTAINERS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _TRACED = ("_abstract_fn", "_setup_context_fn", "_backward_fn")
 _CONTAINERS = (dict, list, deque)
-#: Methods of a container by which a look at it goes.
+#: Methods by which a container's content is read.
 _READING = ("__getitem__", "__iter__", "__len__")
 _SETTING = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")
 _CALLED = frozenset({types.FunctionType, types.MethodType, functools.partial})
-#: Of code that takes any number of arguments.
+#: Flag of code that takes any number of arguments.
 _OPEN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 #: Namespaces of torch's own ops.
 _OWN = frozenset({"aten", "prims", "prim", "torchvision", "quantized", "inductor", "higher_order"})
-#: What was registered for each op when its functions were looked for last.
+#: What was registered for each op when its functions were last searched.
 _told: dict[tuple[str, str], tuple[Any, ...]] = {}
-#: Of `functools.cmp_to_key`, an object of C's.
+#: The type of `functools.cmp_to_key`'s objects, written in C.
 _KEYS = type(functools.cmp_to_key(min))
-#: Classes by which walks and guards tell what an object holds.
+#: Classes by which walks and guards decide how to read an object.
 _READ = (
     dict, list, tuple, set, frozenset, deque, torch.Tensor, torch.nn.Module, torch.optim.Optimizer,
     torch.amp.GradScaler, functools.partial, types.FunctionType, weakref.ref, np.ndarray,
@@ -136,7 +136,7 @@ def followed(value: Any, name: str) -> Any:
 
 
 def _changing_read(kind: type) -> str | None:
-    """Return a method of a container's class that reads items and sets something; None: none."""
+    """Return a container class's method that reads items and sets something; None without one."""
     for name in _READING:
         method = getattr(kind, name)
         is_python = isinstance(method, types.FunctionType)
@@ -152,7 +152,7 @@ def _sets(code: types.CodeType) -> bool:
 
 @functools.cache
 def _is_of_text(kind: type) -> bool:
-    """Whether Python says that a class is its own which has been made of a text."""
+    """Whether a class made from text is one of Python's own."""
     is_own = kind.__module__ == "builtins"
     return is_own and any(isinstance(each, types.FunctionType) for each in vars(kind).values())
 
@@ -160,7 +160,7 @@ def _is_of_text(kind: type) -> bool:
 def _check_claim(value: Any, name: str) -> None:
     """Reject a value that claims a class whose content a walk reads, but has no such content.
 
-    `Mock(spec=dict)` is an example. A wrapper of such a value passes on what it is asked.
+    `Mock(spec=dict)` is an example. A wrapper around such a value, however, passes reads on.
 
     Args:
         value: Any object.
@@ -185,7 +185,7 @@ def _check_claim(value: Any, name: str) -> None:
 def referred(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield references of a value other than attributes and items, with names for them.
 
-    Members of sets have no order that is the same on all ranks, so they are called by their types.
+    The order of a set's members differs between ranks, so they are named by their types.
 
     Args:
         value: Any object.
@@ -216,10 +216,10 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, defaultdict):
         yield "default_factory", value.default_factory
     members: Any = ()
-    # As the kind itself does: a container that tells who reads it is asked by the walk alone.
+    # By the base type's method: a container that reports its readers is read only by the walk.
     kind = next((k for k in (dict, set, frozenset) if isinstance(value, k)), None)
     if kind is not None:
-        members = list(kind.__iter__(value))  # of a dictionary, the keys
+        members = list(kind.__iter__(value))  # for a dictionary, the keys
     elif isinstance(value, np.ndarray) and value.dtype == object:
         members = value.flat
     yield from ((type(each).__name__, each) for each in members if not isinstance(each, _ATOMS))
@@ -241,7 +241,7 @@ def registrations(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
     """Yield the custom ops that code calls by name, with getters of their current functions.
 
     Args:
-        names: That the user's code mentions.
+        names: The names that the user's code mentions.
     """
     if "ops" in names:
         for full in _definitions(names):
@@ -262,7 +262,7 @@ def _definition(full: str) -> tuple[Any, ...]:
 
 
 def _kernels(space: str, op: str, given: Collection[str]) -> tuple[Any, ...]:
-    """Return a text of what is registered for an op, and the numbers of the libraries that did."""
+    """Return a text of what is registered for an op, and the numbers of those libraries."""
     libraries = list(weakref.finalize._registry.values())  # type: ignore[attr-defined]
     made = (x for x in libraries if x.func is torch.library._del_library)
     numbers = tuple(x.index for x in made if not x.args[1].isdisjoint(given))
@@ -276,7 +276,7 @@ def _overloads(space: str, op: str) -> list[str]:
 
 
 def _op_of(key: str) -> tuple[str, str]:
-    """Return namespace and name of the op that a kernel is for, by its key: `mylib/op.out/CPU`."""
+    """Return the namespace and name of a kernel's op, from its key: `mylib/op.out/CPU`."""
     space, op, _ = key.split("/")
     return space, op.partition(".")[0]
 
@@ -286,13 +286,13 @@ def _definitions(names: Collection[str]) -> list[str]:
 
 
 def _named(names: Collection[str]) -> list[tuple[str, str]]:
-    """Return namespace and name of the ops of libraries that are no `custom_op`."""
+    """Return namespace and name of library ops other than `custom_op`s."""
     given = _ops_of_libraries(frozenset(torch.library._impls))
     found = [(space, op) for space, op in given if space in names and op in names]
     return sorted(each for each in found if "::".join(each) not in OPDEFS)
 
 
-@functools.lru_cache(maxsize=1)  # a walk asks for each function; torch's own are 2,000
+@functools.lru_cache(maxsize=1)  # a walk calls it for each function; torch has 2,000 ops
 def _ops_of_libraries(registered: frozenset[str]) -> frozenset[tuple[str, str]]:
     found = map(_op_of, registered)
     return frozenset(each for each in found if each[0] not in _OWN)
@@ -307,11 +307,11 @@ def _ops_named(names: Collection[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _registered(space: str, name: str) -> Iterator[Any]:
-    """Yield the functions that may be registered for an op: those of C++'s with its arguments."""
+    """Yield functions that C++ holds and that may be an op's, by its arguments."""
     packet = getattr(getattr(torch.ops, space), name)
     counts = {len(getattr(packet, each)._schema.arguments) for each in packet.overloads()}
     text = _kernels(space, name, torch.library._impls)
-    if _told.setdefault((space, name), text) != text:  # given again under the same keys
+    if _told.setdefault((space, name), text) != text:  # registered again under the same keys
         _told[space, name] = text
         _held_by_cpp.cache_clear()
     functions, backwards = _held_by_cpp(frozenset(torch.library._impls))
@@ -319,16 +319,16 @@ def _registered(space: str, name: str) -> Iterator[Any]:
         code = _code_of(function)
         number = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
         is_partial = isinstance(function, functools.partial)
-        # Before its arguments one may take the dispatcher's keys, and what it is bound to.
+        # Before the op's arguments, a function may take the dispatch keys and what it is bound to.
         is_open = code is None or is_partial or code.co_flags & _OPEN
         if is_open or counts & {number, number - 1, number - 2}:
             yield function
     yield from backwards
 
 
-@functools.lru_cache(maxsize=1)  # a walk asks for each function, and a look takes 0.1 s
+@functools.lru_cache(maxsize=1)  # a walk calls it for each function, and a search takes 0.1 s
 def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
-    """Return what the user can call and C++ holds, and the functions that take gradients of ops."""
+    """Return the user's callables that C++ holds, and the functions for gradients of ops."""
     objects = gc.get_objects()
     running, frame = set(), sys._getframe()
     while frame is not None:
@@ -338,7 +338,7 @@ def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
     found = [x for x in objects if type(x) in kinds and not _is_known(x, running)]
     infos = [x for x in objects if type(x) is autograd.Info]
     ids = set(map(id, found))
-    # Millions of references, most of them to others: the loop is in C.
+    # There are millions of references, most of them to other objects: the loop is in C.
     known = Counter(filter(ids.__contains__, map(id, gc.get_referents(*objects))))
     del objects
     # Three more: of `found`, of `x` and of the call.
@@ -348,19 +348,19 @@ def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
 
 
 def _is_known(value: Any, running: Collection[types.CodeType]) -> bool:
-    """Whether a function is of a library, or runs: its frame holds it, too."""
+    """Whether a function is a library's, or is running, so that its frame holds it, too."""
     code = _code_of(value)
     return code is None or code in running or is_library_file(code.co_filename)
 
 
 def _is_called(kind: type) -> bool:
-    """Whether objects of a class are called by code of the user's."""
+    """Whether calling an object of a class runs the user's code."""
     call = inspect.getattr_static(kind, "__call__", None)
     return isinstance(call, types.FunctionType) and not is_library_function(call)
 
 
 def _code_of(value: Any) -> types.CodeType | None:
-    """Return the code that runs where a function, a partial one or an object is called."""
+    """Return the code that runs when a function, partial or object is called."""
     # By type: what claims to be a partial function may have itself as its `func`.
     while type(value) in (functools.partial, types.MethodType):
         value = value.func if type(value) is functools.partial else value.__func__

@@ -24,9 +24,9 @@ from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, ObjectGraph, walk_value
 
 _CSV_WRITER = type(csv.writer(io.StringIO()))
-#: Their objects are sinks whatever they hold; a progress bar holds the data that it goes through.
+#: Packages whose objects are sinks whatever they hold; a progress bar holds the data it iterates.
 _OF_SINKS = ("tqdm", "torch.utils.tensorboard", "tensorboardX")
-#: What their objects hold lies in C, in a file or in another process.
+#: Types whose content is in C, in a file or in another process.
 _OUTSIDE = (
     "sqlite3.", "_queue.", "mmap.", "multiprocessing.queues.", "multiprocessing.connection.",
     "multiprocessing.managers.", "pandas.", "polars.", "pyarrow.", "h5py.", "lmdb.",
@@ -62,7 +62,7 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
 
 
 def may_be_told(value: Any) -> bool:
-    """Whether the calls on a value may be made after a step, as for those of `sinks_of`."""
+    """Whether calls on a value may be made after a step, as for the values of `sinks_of`."""
     return is_outside(value) or (_is_librarys(value) and not _holds_tensors(value))
 
 

@@ -1,6 +1,7 @@
-"""The places that hold a step's tensors and numbers, where others can be put instead.
+"""The places that hold a step's tensors and numbers, and where others can be put.
 
-An item of a container, an attribute, a closure cell, a global, or a part of a tuple in one of them.
+A place is an item of a container, an attribute, a closure cell, a global, or a part of a tuple in
+one of these.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Functions that run at a step without being named by it.
+#: Functions that run in a step without being named by it.
 HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
-#: What shows a dictionary, and holds nothing itself.
+#: Views of a dictionary, which hold nothing themselves.
 VIEWS = (types.MappingProxyType, *(type(view) for view in ({}.keys(), {}.values(), {}.items())))
 
 
@@ -90,7 +91,7 @@ class Entry(NamedTuple):
             key: Key, index or attribute.
             value: What is held there.
             holder: The container that `key` indexes; None if nothing can be set there.
-            numeric: As of the entry; that of this one by default.
+            numeric: The entry's `numeric`; this one's by default.
         """
         name = dotted(self.name, key)
         slot = None if holder is None else Slot(holder, key)
@@ -110,7 +111,7 @@ def slot_of(holder: Any, key: Any) -> Slot:
 
     Args:
         holder: A container or object, a closure cell, or the name of a global.
-        key: Of the item; any for a cell and a global.
+        key: The key of the item; any for a cell and a global.
     """
     if isinstance(holder, GlobalName):
         return Slot(holder.namespace, holder.name)
@@ -199,13 +200,13 @@ class Attributes(MutableMapping[str, Any]):
             raise KeyError(key) from None
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of what is set, slots first."""
+        """Yield the names of the set attributes, slots first."""
         unset = object()
         yield from [key for key in self._slots if self.get(key, unset) is not unset]
         yield from self._rest
 
     def __len__(self) -> int:
-        """Return how many are set."""
+        """Return how many attributes are set."""
         return sum(1 for _ in self)
 
     def held_by(self, key: str) -> Any:
@@ -224,7 +225,7 @@ class ClassAttributes(Attributes):
         self._holder, self._slots, self._rest = holder, {}, vars(holder)  # pyright: ignore
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Set an attribute, past what a metaclass makes of that."""
+        """Set an attribute, bypassing the metaclass."""
         type.__setattr__(self._holder, key, value)
 
     def __delitem__(self, key: str) -> None:
@@ -246,7 +247,7 @@ def _held(holder: Any, key: Any) -> Any:
         return holder.cell_contents
     items = items_of(holder)
     if isinstance(items, defaultdict) and key not in items:
-        raise KeyError(key)  # to look makes nothing
+        raise KeyError(key)  # looking must not create an item
     return items[key]
 
 
@@ -259,7 +260,7 @@ def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
 
 
 def set_gradient(parameter: torch.Tensor, value: Any) -> None:
-    """Set a gradient, even of another shape, which torch does not assign but lets one change."""
+    """Set a gradient, even of another shape, which torch refuses to assign but allows to change."""
     if not isinstance(value, torch.Tensor) or value.shape == parameter.shape:
         parameter.grad = value
         return

@@ -77,7 +77,7 @@ def mark_on_meta(tensor: Any) -> None:
 
 
 def is_on_meta(tensor: Any) -> bool:
-    """Whether a tensor is on the meta device: without data, and without a record of it."""
+    """Whether a tensor is on the meta device, without data or a record of it."""
     return isinstance(tensor, torch.Tensor) and getattr(tensor, "_pardnn_on_meta", tensor.is_meta)
 
 
@@ -85,7 +85,7 @@ def _adopts(old: Any, value: Any) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
         return False
     if (present := getattr(type(old), "present_class", None)) is not None:
-        old.__class__ = present  # it gets data: see `absent`
+        old.__class__ = present  # it gets data, see `absent`
     plain = type(old) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and old.dtype == value.dtype and old.device == value.device
 
@@ -94,9 +94,9 @@ class WholeTensor(NamedTuple):
     """A user's tensor as it would be on one device, of which a rank holds a shard or nothing.
 
     Attributes:
-        shape: Of the whole tensor.
-        strides: Of the whole tensor, in elements.
-        storage: Negative; tensors that shared their storage at first have the same.
+        shape: The shape of the whole tensor.
+        strides: The strides of the whole tensor, in elements.
+        storage: A negative id, equal for tensors that shared their storage at first.
     """
 
     shape: tuple[int, ...]
@@ -109,7 +109,7 @@ WholeOf = Callable[[torch.Tensor], WholeTensor | None]
 
 
 def is_whole(_tensor: torch.Tensor) -> None:
-    """Return None for every tensor: before any rank has taken its shards."""
+    """Return None for every tensor, as before any rank has taken its shards."""
 
 
 def sources(
@@ -124,7 +124,7 @@ def sources(
             and that do not exist yet are sources too; their `get` returns None until they are set.
 
     Returns:
-        In an order that depends on the step's code and arguments alone.
+        The sources, in an order that depends only on the step's code and arguments.
 
     Raises:
         UnsupportedError: E801, if an argument cannot be followed from step to step.
@@ -139,7 +139,7 @@ def names_by_id(
     """Return a function that finds by id the names of tensors that a step's objects hold now.
 
     Args:
-        sources: Of the step, by name.
+        sources: The sources of the step, by name.
         passed: Names of those that the batch holds.
         is_asked: Whether the step may ask which object a tensor is; otherwise only parameters
             count, which a graph reads differently from tensors of a batch.
@@ -191,7 +191,7 @@ def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]
 
 
 def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]:
-    """Group entries by tensor; those of the batch stay apart from what others than it hold."""
+    """Group entries by tensor; those of the batch are kept apart from all others."""
     groups: dict[int, list[Entry]] = {}
     for entry in objects.tensors:
         groups.setdefault(id(entry.value), []).append(entry)
@@ -205,7 +205,7 @@ def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]
 
 
 def _given_as_one(passed: list[Entry]) -> Iterator[list[Entry]]:
-    """Yield the places of one tensor of the batch; those that a traced step filled are apart."""
+    """Yield the places of one batch tensor; those that a traced step filled come separately."""
     given = getattr(passed[0].value, "_pardnn_places", None)
     if given is None:
         yield passed
@@ -225,7 +225,7 @@ def _place(slot: Slot | None) -> tuple[Any, ...] | None:
 
 
 def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
-    """Return by name the plain values on which a graph may rely: flags, counts and texts.
+    """Return the plain values on which a graph may rely, by name: flags, counts and texts.
 
     Args:
         objects: The object graph of the step.
@@ -256,16 +256,16 @@ def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Ent
 def is_live_number(entry: Entry, batch: Sequence[int]) -> bool:
     """Whether a number may be read at every step: one of the batch or of an optimizer's groups.
 
-    Ints are if no call needs the number itself; otherwise they are settings.
+    Ints are read if no call needs the number itself; otherwise they are settings.
     """
-    # An enumeration's int is more than a number.
+    # An enum's int is more than a number.
     if entry.slot is None or not (isinstance(entry.value, float) or type(entry.value) is int):
         return False
     return isinstance(entry.owner, torch.optim.Optimizer) or entry.argument in batch
 
 
 def _tensor_source(group: list[Entry], batch: Sequence[int], names: dict[int, str]) -> Source:
-    # What an optimizer updates is found there, whatever the batch holds at later calls.
+    # What an optimizer updates is found in it, whatever the batch holds at later calls.
     group = sorted(group, key=lambda entry: entry.argument in batch)
     named = next((e for e in group if isinstance(e.owner, torch.nn.Module)), group[0])
     tensor = named.value
@@ -300,7 +300,7 @@ def _named(source: Source, names: dict[int, str]) -> Source:
 
 
 def _unique(made: list[Source]) -> Iterator[Source]:
-    """Give each source a name of its own; what an argument holds is found by the argument's."""
+    """Give each source a unique name; what an argument holds is found by the argument's name."""
     counts: dict[str, int] = {}
     names: dict[int, str] = {}
     for i, source in sorted(enumerate(made), key=lambda each: each[1].kind != "input"):
@@ -311,7 +311,7 @@ def _unique(made: list[Source]) -> Iterator[Source]:
 
 
 def outside(containers: Collection[str], found: Iterable[Source]) -> list[Source]:
-    """Return by name the sources that are in none of some containers."""
+    """Return the sources that are in none of some containers, by name."""
     prefixes = tuple(f"{name}." for name in containers)
     return [source for source in found if not source.name.startswith(prefixes)]
 
@@ -343,7 +343,7 @@ def registration(source: Source, objects: ObjectGraph) -> dict[str, bool]:
 
 
 def _buffer_holder(module: torch.nn.Module, key: str, op: Op) -> Any:
-    """Return what will hold a buffer that the first step creates: as eager has it after that."""
+    """Return what will hold a buffer that the first step creates, as after an eager step."""
     persistent = (op.arguments or {}).get("persistent")
     if persistent is False:
         module._non_persistent_buffers_set.add(key)
@@ -357,7 +357,7 @@ def _missing(
     """Return the sources of state that the graph names and the first step would create."""
     existing = {source.name for source in found}
     ops = {op.name: op for op in graph.ops if op.kind in ("buffer", "state")}
-    # In their order there, which is that in which the first step creates them.
+    # In the graph's order, in which the first step creates them.
     wanted = [name for name in ops if name not in existing]
     parameters = {source.name: source for source in found if source.kind == "parameter"}
     made: dict[str, Source] = {}
@@ -374,7 +374,7 @@ def _missing(
         made.setdefault(name, state_source(name, owner))
     for entry in stateful:
         if isinstance(entry.value, torch.optim.Optimizer):
-            # Of all parameters together, as MADGRAD counts: `self.state["k"]`.
+            # State of all parameters together, such as MADGRAD's count: `self.state["k"]`.
             of_all = {n: n.removeprefix(f"{entry.name}.state.") for n in wanted if n not in made}
             shared = {n: key for n, key in of_all.items() if key != n and "." not in key}
             slots = {n: Slot(entry.value.state, key) for n, key in shared.items()}

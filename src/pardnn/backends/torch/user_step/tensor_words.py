@@ -1,17 +1,17 @@
-"""Whether any of many tensors has new data, another layout or another gradient, by their memory.
+"""Whether any of many tensors has new data, layout or gradient, told from their memory.
 
-Problem: torch's getters read one property of one tensor, and a call has 300 tensors to check, of
-which almost never one has changed.
+Problem: torch's getters read one property of one tensor, and a call has 300 tensors to check,
+    almost none of which ever changes.
 Idea: compare the words of memory that hold these properties with those of the last look; the
 getters are called only if any differs.
 
 These places are internal to torch's C++ code, and no version guarantees them. So nothing is
-assumed: the places are found at import, each by a value that torch reports (`_cdata` of a tensor,
-of its storage and its gradient, odd sizes and strides, the key set), read through `/proc/self/mem`,
-which fails where a pointer would crash. A tensor is read only if its C++ class is that of the
-tensors that were tried. If any of this fails, the getters are always called.
+assumed: the places are searched at import, each by a value that torch reports (`_cdata` of a
+tensor, of its storage and its gradient, odd sizes and strides, the key set), read through
+`/proc/self/mem`, which fails where a pointer would crash. A tensor is read only if its C++ class is
+that of the test tensors. If any of this fails, the getters are always called.
 
-A word is read only in memory of an object that is alive: first those of the Python objects, which
+A word is read only from memory of a live object: first those of the Python objects, which
 the caller keeps; then those of their tensors, if they are still the same tensors; then those of
 storages and autograd's data, if the tensors still point there.
 
@@ -33,10 +33,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.memory_words import TYPE_OFFSET, WORD_BYTES, Words
 
-#: Sizes and strides of more dimensions lie elsewhere.
+#: With more dimensions, sizes and strides are elsewhere.
 _MOST_DIMS = 5
-#: Words of an object that are searched for a value, and the first ones of a storage. A tensor has
-#: 23: what lies behind one is another's, and changes.
+#: Words of an object that are searched for a value, and first words of a storage. A tensor has 23:
+#: those after its end are another object's, and change.
 _NUM_WORDS, _NUM_DATA_WORDS = 23, 8
 _SHAPE, _STRIDES, _OFFSET = (3, 5, 7, 11, 13), (20011, 3001, 401, 31, 2), 17
 
@@ -47,12 +47,12 @@ class Places:
 
     Attributes:
         impl: Pointer of a Python tensor to its C++ tensor.
-        classes: Of C++ tensor, storage and autograd's data: the first word of each.
+        classes: The classes of C++ tensor, storage and autograd's data: the first word of each.
         storage: Pointer of a tensor to its storage.
         autograd: Pointer of a tensor to autograd's data; 0 if there is none.
-        ndim: Of a tensor.
-        sizes: First of a tensor.
-        strides: First of a tensor.
+        ndim: The number of dimensions of a tensor.
+        sizes: The first size of a tensor.
+        strides: The first stride of a tensor.
         kinds: Offset, type, device and key set of a tensor.
         data: Pointer of a storage to its data.
         gradients: Words of autograd's data that hold `grad` and decide `requires_grad`.
@@ -74,8 +74,8 @@ class TensorWords:
     """The current properties of some tensors, to be compared later.
 
     Args:
-        tensors: They are kept alive.
-        gradients: Compare `grad` and `requires_grad`; otherwise data and layouts.
+        tensors: The tensors, which are kept alive.
+        gradients: Compare `grad` and `requires_grad` instead of data and layouts.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, gradients: bool = False) -> None:
@@ -93,7 +93,7 @@ class TensorWords:
         return True
 
     def _note(self, places: Places) -> bool:
-        """Note the words of all tensors; return whether all are of the kind that was tried."""
+        """Note the words of all tensors; return whether all are of the tested kind."""
         if not self._tensors:
             return True
         python = np.array(list(map(id, self._tensors)), dtype=np.int64)
@@ -136,25 +136,25 @@ def _at(addresses: np.ndarray, word: int) -> np.ndarray:
 
 
 def _memory(address: int) -> np.ndarray:
-    """Return the words from an address on; ValueError or OSError where there are none."""
+    """Return the words from an address on; ValueError or OSError if they cannot be read."""
     with Path("/proc/self/mem").open("rb", buffering=0) as memory:
         return np.frombuffer(os.pread(memory.fileno(), _NUM_WORDS * WORD_BYTES, address), np.int64)
 
 
 def _only(found: Sequence[bool] | np.ndarray) -> int:
-    """Return the only index at which something was found; ValueError if there is not one."""
+    """Return the only index at which something was found; ValueError unless there is just one."""
     (index,) = np.flatnonzero(found).tolist()
     return index
 
 
 def _run_of(words: np.ndarray, values: Sequence[int]) -> int:
-    """Return where the only run of some values begins."""
+    """Return where the only run of given values begins."""
     windows = np.lib.stride_tricks.sliding_window_view(words, len(values))
     return _only((windows == np.array(values)).all(axis=1))
 
 
 def _flags(leaf: torch.Tensor, address: int) -> int:
-    """Return which word changes whenever `requires_grad` of a leaf does, which ends as False."""
+    """Return which word changes whenever a leaf's `requires_grad` does, which ends as False."""
     is_changed = np.ones(_NUM_WORDS, dtype=bool)
     for requires in (False, True, False):
         before = _memory(address)
@@ -169,7 +169,7 @@ def _odd(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tenso
 
 
 def _found() -> Places:
-    """Return the places of this torch; ValueError or OSError where one of them is not certain."""
+    """Return the places of this torch; ValueError or OSError if one is uncertain."""
     tensor = _odd()
     python = _memory(id(tensor))[: torch.Tensor.__basicsize__ // WORD_BYTES]
     words, storage = _memory(tensor._cdata), tensor.untyped_storage()
@@ -200,8 +200,8 @@ def _found() -> Places:
 
 
 def _data(storage: torch.UntypedStorage) -> int:
-    """Return which word of a storage points to its data; behind it is what frees them."""
-    # Memory of NumPy is freed by something else than a pointer to it.
+    """Return which word of a storage points to its data; the next one points to what frees it."""
+    # NumPy's memory is freed through something other than a pointer to it.
     others = torch.from_numpy(np.zeros(2)).untyped_storage()
     found = [
         _memory(each._cdata)[:_NUM_DATA_WORDS] == each.data_ptr() for each in (storage, others)
@@ -231,7 +231,7 @@ def _autograd() -> tuple[int, int, tuple[int, ...]]:
 def _find() -> Places | None:
     if not sys.platform.startswith("linux"):
         return None
-    # One search of 200 finds a number twice, by chance.
+    # By chance, one search in 200 finds a number twice.
     for _ in range(5):
         with (
             contextlib.suppress(ValueError, IndexError, OSError, RuntimeError),

@@ -54,19 +54,19 @@ RUN_UNNAMED = frozenset({
     "__ge__", "__add__", "__sub__", "__mul__", "__pow__", "__truediv__", "__radd__", "__rsub__",
     "__rmul__", "__rtruediv__", "__enter__", "__exit__", "__torch_function__",
 })  # fmt: skip
-#: Methods that run where an object is made, and dropped, or a class derived, of a class that the
-#: code can reach as a value.
+#: Methods that run when an object is made or dropped, or a class derived, if code can reach the
+#: class as a value.
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__del__", "__init_subclass__"})
-#: Methods that run where an object is copied.
+#: Methods that run when an object is copied.
 _COPYING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"})
 _COPIES = frozenset({"copy", "deepcopy", "pickle"})
-#: Special methods that no training step runs, but for these.
+#: The only special methods among others that a training step may run.
 _NEVER_RUN = _MAKING | _COPYING | {"__dir__"}
-#: Those that make texts. Of libraries nobody decides by them.
+#: Methods that make texts. Nobody decides by those of libraries.
 _TEXTS = frozenset({"__repr__", "__str__"})
-#: Their methods read what the graph records by other means.
+#: Types whose methods read what the graph records by other means.
 _BASES = (object, torch.nn.Module, torch.optim.Optimizer)
-#: Libraries whose functions get plain values as arguments and look at no object of the user's.
+#: Libraries whose functions get plain values and read no object of the user's.
 CLOSED_LIBRARIES = frozenset({
     "torch", "numpy", "pardnn", "builtins", "functools", "typing", "math",
 })  # fmt: skip
@@ -75,13 +75,13 @@ _COMPUTED_NAMES = frozenset({
 })  # fmt: skip
 #: Longer containers are data.
 _MAX_ITEMS = 10_000
-#: What has code of its own, beside that of its class.
+#: Types with code of their own, besides that of their class.
 _WITH_CODE = (
     types.FunctionType, types.MethodType, types.ModuleType, type, staticmethod, classmethod,
     property, functools.cached_property, functools.partial, functools.partialmethod,
 )  # fmt: skip
 _CALLING = (operator.attrgetter, operator.methodcaller)
-#: Two of one class may lead to other code.
+#: Types of which two objects may lead to different code.
 _SINGLE = (*_WITH_CODE, *OF_FUNCTIONS, *_CALLING)
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _ADDED = (type, types.ModuleType, property)
@@ -93,9 +93,9 @@ class UsedNames:
 
     Attributes:
         names: Attributes, globals, variables and text constants.
-        of_users: Those in code outside libraries.
+        of_users: The names in code outside libraries.
         functions: The user's functions whose globals may be read.
-        installed: Likewise, those of installed packages.
+        installed: The same of installed packages.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
 
@@ -125,8 +125,8 @@ def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
 def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[types.FunctionType]:
     """Return the user's functions that may run, methods among them.
 
-    Unlike `used_names` it does not read libraries: a method that one of them may call, because one
-    of its classes has it too, counts as named. Takes 1 ms for 2,500 objects.
+    Unlike `used_names`, it does not read libraries: a method that a library may call, since one of
+    its classes has it, too, counts as named. Takes 1 ms for 2,500 objects.
 
     Args:
         step: A function, method, partial or callable object.
@@ -139,7 +139,7 @@ def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[ty
 
 
 class _Search:
-    """The fixed point: more names make more methods run, which use more names."""
+    """The search for a fixed point: more names make more methods run, which use more names."""
 
     def __init__(self) -> None:
         self.found = UsedNames()
@@ -161,7 +161,7 @@ class _Search:
                 continue
             self.add_value(value)
             if not issubclass(kind, _SINGLE) and not hasattr(kind, "__wrapped__"):
-                kinds.add(kind)  # of others like it the class alone counts, too
+                kinds.add(kind)  # for others like it, only the class counts, too
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
@@ -211,7 +211,7 @@ class _Search:
                         self._follow(value, is_users=is_users)
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
-        """Whether what a class or module has under a name may run without being named."""
+        """Whether a class's or module's item may run without being named."""
         if not isinstance(holder, type) or (name in _TEXTS and _is_of_library(holder)):
             return False
         return runs_unnamed(name) or self._makes(holder, name)
@@ -226,7 +226,7 @@ class _Search:
         return len(self.found.names), *map(len, found)
 
     def _follow(self, value: Any, *, is_users: bool = True) -> None:
-        """Follow what is named; into containers and objects where the user's code names it."""
+        """Follow what is named, and into containers and objects if the user's code names it."""
         if function_of(value) is not None or isinstance(value, _ADDED):
             self.add_value(value)
         elif is_users and _is_holder(value):
@@ -238,7 +238,7 @@ class _Search:
                 self._follow(item)
 
     def _look_into(self, start: Any) -> None:
-        """Follow what an object or container holds that a class or module has as a value."""
+        """Follow what an object or container in a class or module holds."""
         stack = [start]
         while stack:
             value = stack.pop()
@@ -278,9 +278,9 @@ class _Search:
 
 
 def _is_open(function: types.FunctionType, mentioned: frozenset[str]) -> bool:
-    """Whether a user's function may read attributes by names that it computes, to decide by them.
+    """Whether a user's function may decide by attributes that it reads by computed names.
 
-    A text that an object makes of itself, as meters do of their `__dict__`, is for people.
+    Texts that objects make of themselves, as meters do of `__dict__`, do not count.
     """
     if function.__name__ in _TEXTS:
         return False
@@ -289,14 +289,14 @@ def _is_open(function: types.FunctionType, mentioned: frozenset[str]) -> bool:
 
 
 class _UsersSearch(_Search):
-    """Through the user's own code alone."""
+    """A search through only the user's own code."""
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach, if it is the user's."""
         function = None if isinstance(value, property) else function_of(value)
         if function is None or not is_library_function(function):
             super().add_value(value)
-        elif id(function) not in self._functions:  # a decorator's, as of `torch.no_grad`
+        elif id(function) not in self._functions:  # a decorator's, such as `torch.no_grad`'s
             self._functions[id(function)] = function
             for held in (*held_by(function), *given_to(function)):
                 if function_of(held) is not None:
@@ -318,11 +318,11 @@ class _UsersSearch(_Search):
 
 @functools.cache
 def _is_of_library(kind: type) -> bool:
-    """Whether none of a class's code is the user's; in notebooks its module has no file."""
+    """Whether none of a class's code is the user's; in notebooks, a module has no file."""
     if not is_library_module(sys.modules.get(kind.__module__)):
         return False
     functions = [found for value in vars(kind).values() if (found := function_of(value))]
-    wrapped = map(inspect.unwrap, functions)  # some wrap what is written in C
+    wrapped = map(inspect.unwrap, functions)  # some wrap C functions
     return all(is_library_function(x) for x in wrapped if isinstance(x, types.FunctionType))
 
 
@@ -330,7 +330,7 @@ def imported_modules(function: types.FunctionType) -> Iterator[tuple[str, types.
     """Yield the modules that a function imports in its own body, by name, once they are loaded."""
     package = function.__globals__.get("__package__") or ""
     for name in _imported_names(function.__code__):
-        # Of `from . import a` the code keeps "" and "a": the module is the package itself.
+        # For `from . import a`, the code holds "" and "a": the module is the package itself.
         for full in dict.fromkeys([name, f"{package}.{name}".strip(".")]):
             module = sys.modules.get(full)
             if isinstance(module, types.ModuleType):
@@ -345,7 +345,7 @@ def _imported_names(code: types.CodeType) -> tuple[str, ...]:
 
 def _is_holder(value: Any) -> bool:
     """Whether a value of a class or module may lead to other code: a container, a user's object."""
-    kind = type(value)  # `isinstance` believes what stands for another object
+    kind = type(value)  # `isinstance` would believe a stand-in
     if getattr(kind, "is_pardnn_recorder", False):
         return False
     if issubclass(kind, dict | list | tuple):
@@ -355,7 +355,7 @@ def _is_holder(value: Any) -> bool:
 
 
 def _is_users_helper(value: Any) -> bool:
-    """Whether methods of the user's run where a value is called, or found in a class."""
+    """Whether user methods run when a value is called, or found in a class."""
     found = (getattr(type(value), name, None) for name in ("__call__", "__get__"))
     functions = (each for each in found if isinstance(each, types.FunctionType))
     return any(not is_library_function(each) for each in functions)

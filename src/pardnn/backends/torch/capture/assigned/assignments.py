@@ -37,7 +37,7 @@ from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import items_of
 from pardnn.errors import UnsupportedError
 
-#: Traces a step once more; returns the trace, None if it fails, and whether it is the same as one.
+#: Traces a step again; returns the trace, or None if it fails, and whether it equals a given one.
 Again = Callable[[StepTrace], tuple[StepTrace | None, bool]]
 
 
@@ -61,7 +61,7 @@ class Assignments:
         self._refusal: UnsupportedError | None = None
         self._kept: dict[str, Assigned] = {}
         self._resized = [n for n, each in first.changed.items() if _is_resized(n, each, kept)]
-        # The others lie in containers that the step only fills, and are gone again.
+        # The others were in containers that the step only fills, and are already gone.
         there = {
             name: each
             for name, each in first.assigned.items()
@@ -76,20 +76,20 @@ class Assignments:
             first.sources[name].get().requires_grad_(not flag)
 
     def settle(self, settled: ObjectGraph, trace: StepTrace | None = None) -> bool:
-        """Let the next traces begin with the values that only the first trace assigns.
+        """Start the next traces with the values that only the first trace assigns.
 
         An example is `self.kind = "causal"`, set when a mask is made at its first use.
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
-            trace: Of a later step; None if it failed for want of a value.
+            trace: The trace of a later step; None if it failed for want of a value.
 
         Returns:
             Whether there are any.
         """
         again = trace.assigned if trace else {}
         early = self._settled.keys() & again.keys()
-        if early:  # by a number that is only known now
+        if early:  # a number that is known only now
             restore(settled.contents)
             for name in early:
                 put_back(self._settled.pop(name).change)
@@ -111,11 +111,11 @@ class Assignments:
         return bool(left)
 
     def unmake(self, settled: ObjectGraph, trace: StepTrace) -> bool:
-        """Remove plain numbers that the first step puts in new places and no later step changes.
+        """Remove plain numbers that only the first step sets, in new places.
 
         Args:
             settled: What the traces begin with; it is restored, and changed.
-            trace: Of a later step.
+            trace: The trace of a later step.
 
         Returns:
             Whether there were any.
@@ -140,10 +140,10 @@ class Assignments:
         return bool(made)
 
     def unkeep(self, names: Collection[str], settled: ObjectGraph) -> bool:
-        """Restore tensors after all, because later steps replace them; see `first_use`.
+        """Restore tensors after all because later steps replace them; see `first_use`.
 
         Args:
-            names: Of the tensors.
+            names: The names of the tensors.
             settled: What the traces begin with; it is restored, and changed.
 
         Returns:
@@ -162,17 +162,17 @@ class Assignments:
         """Find out, once, which places the step reads before it writes them.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
             settled: What the traces begin with.
             again: Traces the step once more; see `Again`.
 
         Returns:
-            False, if the objects of the step are no longer as the trace left them.
+            False if the objects of the step are no longer as the trace left them.
 
         Raises:
-            UnsupportedError: E804, if a step depends on what the last one left in a fresh object.
+            UnsupportedError: E804, if a step depends on a fresh object that the last one left.
         """
-        if self._refusal is not None:  # another selection of numbers changes nothing
+        if self._refusal is not None:  # another selection of numbers does not help
             raise self._refusal
         fresh = {name: each for name, each in trace.assigned.items() if each.is_fresh}
         plain = {name: each for name, each in trace.assigned.items() if _is_plain(each)}
@@ -207,7 +207,7 @@ class Assignments:
     def _does_the_same(
         self, plain: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
     ) -> bool:
-        """Whether a step is the same if it begins with the plain values that another one has left.
+        """Whether a step is the same when it starts from the plain values that another one left.
 
         It need not assign them again.
         """
@@ -224,7 +224,7 @@ class Assignments:
     def _again(
         self, left: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
     ) -> StepTrace | None:
-        """Trace a step that begins with what another one has left; `trace` itself if it is that."""
+        """Trace a step that starts from what another one left; `trace` itself if it does so."""
         restore(settled.contents)
         for name, each in left.items():
             now, slot = each.change.now, each.change.slot
@@ -242,7 +242,7 @@ class Assignments:
         """Reject a step if only its first run changes the length of a list.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
 
         Raises:
             UnsupportedError: E804.
@@ -251,13 +251,13 @@ class Assignments:
             raise changed_state(lost)
 
     def tell(self, trace: StepTrace) -> None:
-        """Note what the step assigns among its effects.
+        """Note the step's assignments among its effects.
 
         Args:
-            trace: Of the step that repeats.
+            trace: The trace of the step that repeats.
 
         Raises:
-            UnsupportedError: E804, if it is not what the first one assigns.
+            UnsupportedError: E804, if it assigns something else than the first one.
         """
         first = self._first
         changed = [
@@ -292,10 +292,10 @@ def note_assigned(
     """Note assignments among a step's effects, and the parameters that it freezes or frees.
 
     Args:
-        trace: Of the step.
+        trace: The trace of the step.
         assigned: What it assigns, by name; each has a content.
         read: Names of places that the next step may read.
-        same: Names of those that do not change what it does.
+        same: Names of places that do not change what the step does.
     """
     for name, content in _without_twins(assigned):
         data = recorded(content, trace.effects.recorded)
@@ -324,9 +324,9 @@ def _is_plain(each: Assigned) -> bool:
 
 
 def _is_resized(name: str, change: Changed, kept: Collection[str]) -> bool:
-    """Whether a list has other items than before, apart from kept tensors added to it.
+    """Whether a list has other items than before, other than added kept tensors.
 
-    Those that each step fills are as they were.
+    Lists that each step fills have been restored by now.
     """
     if change.slot is not None or len(change.now) == len(change.then):
         return False
@@ -335,16 +335,16 @@ def _is_resized(name: str, change: Changed, kept: Collection[str]) -> bool:
 
 
 def _begins_with(name: str, kept: Collection[str]) -> bool:
-    """Whether a place holds one of some tensors, or an object with such."""
+    """Whether a place holds one of some tensors, or an object with one."""
     return any(f"{each}.".startswith(f"{name}.") for each in kept)
 
 
 def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedError | None:
-    """Return E804 if each step reads a place and fills it anew: each call would be captured.
+    """Return E804 if each step reads a place and refills it, which would capture each call again.
 
     Args:
-        left: What the steps leave in them, and read.
-        other: Trace of a step that begins with that; None if it failed.
+        left: What the steps leave in these places, and read.
+        other: Trace of a step that starts from it; None if it failed.
     """
     for name, each in left.items():
         again = None if other is None else other.assigned.get(name)
@@ -373,7 +373,7 @@ def _is_same_number(each: Assigned) -> bool:
 
 
 def _do_again(each: Assigned) -> None:
-    """Set a place to what the first step has left there."""
+    """Set a place to what the first step left there."""
     slot = each.change.slot
     assert slot is not None
     if each.content == GONE:

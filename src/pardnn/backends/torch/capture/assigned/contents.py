@@ -1,10 +1,10 @@
-"""Contents: what a step leaves in a place, as data from which every rank makes its own.
+"""Contents: what a step leaves in a place, as data from which every rank makes it.
 
 A content has the form that `runtime.filled_containers` reads, with a `Leaf` for each tensor and
 number that only a run knows. An object that some place held before the step (a batch tensor, a
 parameter, a module, a user's object) is given by the name of that place. Everything else is made
-anew: containers, data classes, and plain objects, by a place that holds their class or another
-object of it.
+anew: containers, data classes, and plain objects, for which a place is named that holds their class
+or another instance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Content = dict[str, Any]
 
 
 class Leaf(NamedTuple):
-    """A tensor, or a number that only a run knows, in a content."""
+    """A tensor in a content, or a number that only a run knows."""
 
     value: Any
 
@@ -45,7 +45,7 @@ class Places:
 
     Args:
         objects: The object graph before the step.
-        tracer: Of the step.
+        tracer: The tracer of the step.
     """
 
     def __init__(self, objects: ObjectGraph, tracer: Tracer) -> None:
@@ -74,7 +74,7 @@ class Places:
         return self._held.get(id(value), (None, None))[0]
 
     def of_kind(self, kind: type) -> Reference | None:
-        """Return a place that held a class, its module or an object of it; None if none did."""
+        """Return a place that held a class, its module or an instance; None if none did."""
         of = self._kinds.get(kind) or self._of_kinds.get(kind)
         module = sys.modules.get(kind.__module__)
         if of is None and getattr(module, kind.__name__, None) is kind:
@@ -82,7 +82,7 @@ class Places:
         return of
 
     def is_copied(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is left as a copy, because no later step changes its content."""
+        """Whether a tensor may be left as a copy because no later step changes its content."""
         if isinstance(tensor, torch.nn.Parameter) or not self._tracer.aliases.knows(tensor):
             return False
         storage = self._tracer.aliases.fresh_value(tensor).storage
@@ -96,8 +96,8 @@ def content_of(value: Any, places: Places, depth: int = 0) -> Content | Leaf | N
 
     Args:
         value: What a place holds after the step.
-        places: Those of the step's objects.
-        depth: Of containers around it.
+        places: The places of the step's objects.
+        depth: How many containers are around it.
     """
     if value is None or type(value) in (bool, int, float, str):
         return {"value": encode(value, str)}
@@ -148,7 +148,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
     if is_shared or kind.__module__.partition(".")[0] in OPAQUE_PACKAGES:
         return None
     if kind.__new__ is not object.__new__:
-        return None  # made by code in C, or by a function of its own
+        return None  # made by C code, or by its own function
     return dict(items_of(value)) if has_attributes(value) else None
 
 
@@ -166,7 +166,7 @@ def agree(one: Any, other: Any) -> bool:
 
     Args:
         one: A content.
-        other: That of another trace.
+        other: The one of another trace.
     """
     if isinstance(one, Leaf) or isinstance(other, Leaf):
         return _kind(one) == _kind(other)

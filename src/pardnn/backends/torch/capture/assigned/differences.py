@@ -1,4 +1,4 @@
-"""What a step leaves in its objects: the places that hold something else after it.
+"""What a step leaves in its objects: the places that hold something else afterwards.
 
 Problem: effects of an eager step such as `self.metrics = {"loss": loss.item()}`, `self.hidden = h`
 or `del self.cache` last; those of a trace are undone with it.
@@ -56,7 +56,7 @@ class Assigned(NamedTuple):
         content: The new value as data, see `contents`; None if no rank could make it.
         place: The reference by which ranks find the place.
         line: "file.py:line" of the user's code that may have done it; None if unknown.
-        is_users: Whether it is the user's own code, as far as one can tell.
+        is_users: Whether it seems to be the user's own code.
     """
 
     change: Changed
@@ -67,7 +67,7 @@ class Assigned(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether each step may leave another object, not a plain value."""
+        """Whether each step may leave a new object rather than a plain value."""
         now = self.change.now
         if isinstance(now, _PLAIN) or self.content == GONE:
             return False
@@ -87,14 +87,14 @@ def assigned_values(
 
     Args:
         objects: The object graph before the step.
-        tracer: Of the step.
+        tracer: The tracer of the step.
         stores: Returns what the user's code writes.
         is_first: Whether it is the first step: numbers in new places may be counters.
     """
     is_bound, tables = of_optimizers(objects), _module_tables(objects)
     optimizers = [x.value for x in objects.stateful if isinstance(x.value, torch.optim.Optimizer)]
     groups = {id(group) for each in optimizers for group in each.param_groups}
-    # Numbers are followed by name, and an argument of one name would be taken for an attribute.
+    # Numbers are followed by name; an argument of the same name would be taken for an attribute.
     arguments = {name for name, _ in objects.arguments}
     found = {
         name: change
@@ -148,8 +148,8 @@ def _without_installed_hooks(
     """Return changes without the hooks that a library installs at its first call, and their flags.
 
     An example is transformers, which records in an attribute that its hooks are installed. Both
-    stay for the next traces, as for all eager calls; if only the flag were restored, the hooks
-    would be installed again.
+    stay for the next traces, as for eager calls; if only the flag were restored, the hooks would be
+    installed again.
     """
     tables = _module_tables(objects, _HOOKS)
     hooks = {name for name, each in found.items() if each.slot and id(each.slot.holder) in tables}
@@ -161,7 +161,7 @@ def _without_installed_hooks(
 
 
 def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bool:
-    """Whether a tensor was put into a new attribute of an optimizer, which is not a state.
+    """Whether a tensor was put into a new attribute of an optimizer, where it is no state.
 
     Raises:
         UnsupportedError: E804, if it was put under a new key of a group.
@@ -174,7 +174,7 @@ def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bo
 
 
 def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:
-    """Whether a number changes by arithmetic, or comes into being; see `numbers.selection`."""
+    """Whether a number is new or changes by arithmetic; see `numbers.selection`."""
     if is_flag(change):
         return False
     is_made = is_first and change.is_new and type(change.now) in (int, float)

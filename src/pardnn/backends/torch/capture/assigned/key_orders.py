@@ -22,8 +22,8 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import ordered_keys
 
 Orders = Mapping[str, list[Any]]
-#: Nobody asks for the order of their attributes, and a scheduler adds some to an optimizer at its
-#: first step alone: graphs of a new run and of one that goes on would differ.
+#: The order of their attributes does not matter, and a scheduler adds some to an optimizer only at
+#: its first step, so graphs of a new run and of a resumed one would differ.
 _NO_ORDER = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
@@ -34,11 +34,11 @@ _NO_ORDER = (
 def key_orders(
     objects: ObjectGraph, names: Mapping[int, str], *, is_first: bool
 ) -> dict[str, list[Any]]:
-    """Return the keys of each dictionary or object of which they, or their order, have changed.
+    """Return the keys of each dictionary or object whose keys or their order have changed.
 
     Args:
         objects: The object graph before the step.
-        names: Of tensors by id.
+        names: The names of tensors by id.
         is_first: Whether it is the first one; later ones begin with attributes that capture sets.
     """
     named = objects_by_name(objects)
@@ -55,7 +55,7 @@ def key_orders(
 def _of_new_states(
     objects: ObjectGraph, names: Mapping[int, str]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Yield name and keys of each state of a parameter that is new, with tensors and others."""
+    """Yield the name and keys of each new parameter state that holds tensors and other values."""
     for entry in objects.stateful:
         is_one = isinstance(entry.value, torch.optim.Optimizer)
         for parameter, state in entry.value.state.items() if is_one else ():

@@ -1,4 +1,4 @@
-"""Whether another trace of a step, from other objects, is the same step."""
+"""Whether another trace, from other objects, shows the same step."""
 
 from __future__ import annotations
 

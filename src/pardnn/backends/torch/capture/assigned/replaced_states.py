@@ -30,7 +30,7 @@ def follow_replaced(trace: StepTrace, before: ObjectGraph, after: ObjectGraph) -
     """Make the sources of a trace follow states to where the step has left them.
 
     Args:
-        trace: Of the step; the slots of its sources are replaced.
+        trace: The trace of the step; the slots of its sources are replaced.
         before: The object graph before the step.
         after: The object graph after it.
 
@@ -65,5 +65,5 @@ def _is_held(holder: Any, after: ObjectGraph) -> bool:
 
 
 def _is_of_optimizer(name: str) -> bool:
-    """Whether a path leads through a key that is a tensor, or into the groups of an optimizer."""
+    """Whether a path leads through a tensor as key, or into the groups of an optimizer."""
     return "<" in name or ".param_groups" in f".{name}"

@@ -17,13 +17,13 @@ import torch
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 
-#: Members that stay as they are: Python itself and the walk of objects ask for them.
+#: Members that stay as they are, since Python itself and the walk of objects read them.
 _OWN = frozenset({
     "__class__", "__class_getitem__", "__del__", "__dict__", "__doc__", "__hash__", "__init__",
     "__init_subclass__", "__module__", "__mro__", "__new__", "__slots__", "__subclasshook__",
     "__weakref__",
 })  # fmt: skip
-#: Of numbers and containers, for types that torch or a class of the user's has.
+#: Members of numbers and containers, for types of torch's or of the user's.
 _COMMON = (
     *dir(float), *dir(list), *dir(dict), "__bool__", "__call__", "__enter__", "__next__",
     "__index__", "__torch_function__",
@@ -37,7 +37,7 @@ def stand_in(value: Any, name: str) -> Any:
 
     Args:
         value: What a trace has left in a place.
-        name: Of the place; each use of the stand-in raises `OtherUse` with it.
+        name: The name of the place; each use of the stand-in raises `OtherUse` with it.
     """
 
     def use(*_args: Any, **_kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def stand_in(value: Any, name: str) -> Any:
     members = {key: use for key in (*_COMMON, *dir(type(value))) if key not in _OWN}
     members |= {"__getattribute__": _getting(name), "is_pardnn_recorder": True}
     for base in (type(value), object):
-        # The walk looks into tuples, and what compares numbers asks symbols for their nodes.
+        # The walk looks into tuples, and comparing numbers reads the nodes of symbols.
         if not issubclass(base, _OTHER_USES) and _is_silent(base):
             try:
                 kind = type("StandIn", (base,), members)
@@ -57,13 +57,13 @@ def stand_in(value: Any, name: str) -> Any:
 
 
 def _is_silent(kind: type) -> bool:
-    """Whether a subclass runs no code of the user's, such as that of a registry."""
+    """Whether subclassing runs no user code, such as that of a registry."""
     is_plain = type(kind) in (type, abc.ABCMeta)
     return is_plain and isinstance(kind.__init_subclass__, types.BuiltinFunctionType)
 
 
 def _new_of(kind: type) -> Any:
-    """Return a constructor that runs no code of a class, since its `__new__` may set items."""
+    """Return a constructor that bypasses a class's own code, as its `__new__` may set items."""
     news = (each.__dict__.get("__new__") for each in kind.__mro__)
     return next(new for new in news if isinstance(new, types.BuiltinFunctionType))
 

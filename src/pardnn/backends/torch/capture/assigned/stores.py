@@ -1,10 +1,11 @@
 """Where the user's code writes a name: the lines of assignments, deletions and changing calls.
 
-Problem: what a step has changed is seen in its objects afterwards, when no frame tells who did it.
+Problem: a step's changes show in its objects only afterwards, when no frame tells which line made
+    them.
 
 Idea: the bytecode of the functions that may run says which lines store an attribute, a global, a
 variable of a closure or a key that is a literal. An object's name is followed by its last part, as
-in `used_names`; of several lines the first is told.
+in `used_names`; of several lines, the first is named.
 
 Complexity: O(instructions of the user's functions), where anything has changed.
 """
@@ -22,9 +23,9 @@ _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"})
 _DELETES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"})
 _LOADS = frozenset({"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_FAST", "LOAD_METHOD"})
 _ITEMS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR"})
-#: Functions by which code writes names that it computes.
+#: Functions that write names which code computes.
 _COMPUTED = frozenset({"setattr", "delattr", "vars", "__dict__", "__setattr__"})
-#: Methods that change the object that they are called of.
+#: Methods that change their object.
 _CHANGING = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem",
     "popleft", "remove", "reverse", "rotate", "setdefault", "sort", "update",
@@ -35,7 +36,7 @@ class Stores:
     """The names that functions write, with the lines.
 
     Args:
-        functions: Of the user's, that may run in the step.
+        functions: The user's functions that may run in the step.
     """
 
     def __init__(self, functions: Iterable[types.FunctionType]) -> None:
@@ -47,7 +48,7 @@ class Stores:
                 self._read(code, module)
 
     def has(self, name: str) -> bool:
-        """Whether the user's code may write the place with a name, a path in the step's objects."""
+        """Whether the user's code may write a place, named by its path in the step's objects."""
         return self._is_open or self.line(name) is not None
 
     def line(self, name: str) -> str | None:

@@ -1,1 +1,1 @@
-"""Code of a step that runs depending on data: where it ends, and what it leaves."""
+"""Data-dependent code of a step: where it ends, and what it leaves behind."""

@@ -1,13 +1,13 @@
-"""The code that the condition of an `if` in the user's code controls.
+"""Which code an `if` in the user's code controls.
 
 Problem: Python asks for the truth of a tensor, and does not say which code depends on the answer.
 
 Idea: the instruction that asks has a position in the source, and so has the `if` statement around
 it. One of its two branches does nothing:
 
-    if torch.isfinite(loss):          the body is what the condition decides over
+    if torch.isfinite(loss):          the condition controls the body
         optimizer.step()
-    if loss.isnan() or loss.isinf():  all that follows in the function, or in the loop
+    if loss.isnan() or loss.isinf():  it controls the rest of the function or loop
         return loss
 
 Or both branches do something, and run one after the other.
@@ -37,12 +37,12 @@ class Region(NamedTuple):
     """The code that a condition controls.
 
     Attributes:
-        test: Begin and end of the condition.
+        test: Where the condition begins and ends.
         begin: Line and column of the first statement.
-        end: Of the end of the last one.
+        end: Line and column where the last one ends.
         outcomes: The outcome of each part of the condition if the code runs, by its position.
-        other: Begin and end of the code that runs otherwise; None if there is none.
-        names: Local names that either binds, and that are read after it.
+        other: Where the code begins and ends that runs otherwise; None if there is none.
+        names: Local names that either branch binds and that are read later.
     """
 
     test: tuple[Position, Position]
@@ -53,7 +53,7 @@ class Region(NamedTuple):
     names: frozenset[str] = frozenset()
 
     def holds(self, position: Position | None) -> bool:
-        """Whether code at a position belongs to it; None means that of the previous instruction."""
+        """Whether a position is in it; None means the position of the previous instruction."""
         return position is None or self.begin <= position < self.end
 
 
@@ -69,16 +69,16 @@ def asking_frame() -> types.FrameType | None:
 
 
 def position_of(frame: types.FrameType) -> Position | None:
-    """Return line and column of what a frame executes; None if unknown."""
+    """Return the line and column that a frame executes; None if unknown."""
     return _positions(frame.f_code)[frame.f_lasti // 2]
 
 
 def tested_position(frame: types.FrameType) -> Position | None:
-    """Return line and column of the part of a condition on which a frame is about to jump."""
+    """Return where the part of a condition is on which a frame is about to jump."""
     code = frame.f_code.co_code
     if "JUMP" not in dis.opname[code[frame.f_lasti]]:
         return None
-    # The jump has the position of the statement; the instruction before it that of the part.
+    # A jump has the position of its statement; the instruction before it has the part's.
     at = frame.f_lasti - 2
     while at > 0 and dis.opname[code[at]] in ("CACHE", "EXTENDED_ARG"):
         at -= 2
@@ -94,10 +94,10 @@ def _positions(code: types.CodeType) -> list[Position | None]:
 def region_of(frame: types.FrameType, function: ast.FunctionDef | None) -> Region | None:
     """Return the code controlled by the `if` on which a frame is about to jump; None if unclear.
 
-    It is unclear if both branches jump, or if several conditions lead to one of them.
+    It is unclear where both branches jump, or where several conditions lead to one of them.
 
     Args:
-        frame: That asks.
+        frame: The frame that asks.
         function: The tree of its function, see `function_of`.
     """
     at = tested_position(frame)
@@ -117,7 +117,7 @@ def function_of(code: types.CodeType) -> ast.FunctionDef | None:
 
 
 def parsed(code: types.CodeType) -> tuple[ast.Module | None, ast.FunctionDef | None]:
-    """Return a new tree of the file of a code object, and the function in it."""
+    """Return a fresh tree of a code object's file, and the function in it."""
     lines = linecache.getlines(code.co_filename)
     try:
         tree = ast.parse("".join(lines))
@@ -132,7 +132,7 @@ def parsed(code: types.CodeType) -> tuple[ast.Module | None, ast.FunctionDef | N
 
 
 def blocks_of(function: ast.FunctionDef) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:
-    """Yield each statement of a function as block, index, and the statement that has the block."""
+    """Yield each statement of a function: its block, its index there, and the block's owner."""
     stack: list[ast.AST] = [function]
     while stack:
         owner = stack.pop()
@@ -179,13 +179,13 @@ def _checked(
     *,
     is_body: bool,
 ) -> Region | None:
-    """Return the region of some statements, and of the others, if nothing else differs.
+    """Return the region of a branch and its other branch, if nothing else differs.
 
     Args:
-        function: That holds the statement.
+        function: The function that holds the statement.
         statement: The `if`.
-        code: What it decides over.
-        other: What runs where that does not.
+        code: The code that it controls.
+        other: The code that runs otherwise.
         is_body: Whether the code runs where the condition is true.
     """
     outcomes: dict[Position, bool] = {}
@@ -194,7 +194,7 @@ def _checked(
     spans = [(span(each[0])[0], _end(each[-1])) for each in (code, other) if each]
     held = live_after(function, statement if code is statement.body else code[-1])
     names = _stored([*code, *other]) & (held | _not_local(function))
-    # What follows in a function has no line after it, where a name could get its value.
+    # The rest of a function has no line after it, where a name could get its value.
     if names and (code is not statement.body or names & _not_local(function)):
         return None
     rest = spans[1] if other else None
@@ -249,11 +249,11 @@ def _stored(code: Sequence[ast.stmt]) -> set[str]:
 
 
 def _jumps(code: Iterable[ast.AST], *, is_loop: bool = False) -> bool:
-    """Whether statements leave the block, as far as one can see.
+    """Whether statements visibly leave the block.
 
     Args:
         code: The statements, or parts of them.
-        is_loop: Whether they are of a loop in the block, which `break` and `continue` stay in.
+        is_loop: Whether they are in a loop of the block, so that `break` and `continue` stay in it.
     """
     for each in code:
         stays = is_loop and isinstance(each, ast.Break | ast.Continue)
@@ -279,8 +279,8 @@ def _is_nothing(code: Sequence[ast.stmt]) -> bool:
 
 
 def span(node: ast.stmt | ast.expr) -> tuple[Position, Position]:
-    """Return begin and end of a statement or an expression."""
-    # The tree counts bytes, as positions of code do.
+    """Return where a statement or an expression begins and ends."""
+    # The tree counts columns in bytes, as positions of code do.
     return (node.lineno, node.col_offset), _end(node)
 
 

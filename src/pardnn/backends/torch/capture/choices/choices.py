@@ -1,18 +1,18 @@
-"""Code that runs depending on data: `if torch.isfinite(loss): optimizer.step()`.
+"""Data-dependent code: `if torch.isfinite(loss): optimizer.step()`.
 
 Problem: one graph must serve every step, whichever branch it takes.
 
 Idea: the code always runs, and if the condition is false, its in-place writes are undone:
 `undoing`, as for `GradScaler`. Prints, logs and appended values take effect only if the condition
-is true, and a number that it counts is selected from its two values. This equals the eager step bit
-by bit if the code leaves nothing else behind: no other tensor that is used, no other Python value,
-no random number. All of this is checked, and anything else is refused by name; rebound tensors are
-selected, too (`chosen_tensors`). Such code may contain further conditions.
+is true, and a number that the code counts is selected from its two values. This equals the eager
+step bit by bit if the code leaves nothing else behind: no other tensor that is used, no other
+Python value, no random number. All of this is checked, and anything else is refused by name;
+rebound tensors are selected, too (`chosen_tensors`). Such code may contain further conditions.
 
-Python's line tracing shows where the code ends, in the frame that asked and only until then: the
-code after it may count and print, too. If there is an `else` that does something, the frame jumps
-there next, as under a debugger, and the same happens under the negated condition. Local variables
-get the value of the branch that is taken.
+Python's line tracing, only in the frame that asked and only until the code ends, shows where that
+is: the code after it may count and print, too. If there is an `else` that does something, the frame
+jumps there next, as under a debugger, and the same happens under the negated condition. Local
+variables get the value of the branch that is taken.
 
 Complexity: the time of the code in every step, and a copy of what it writes.
 """
@@ -62,7 +62,7 @@ class Choices:
     """The choices of one trace; a context manager around the step.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         look: Walks the step's objects.
         effects: The effects of the step.
         schedules: Names of the schedules that it has stepped so far.
@@ -76,17 +76,17 @@ class Choices:
     ) -> None:  # fmt: skip
         self._tracer, self._look, self._is_first = tracer, look, is_first
         self._effects, self._schedules, self._forms = effects, schedules, forms
-        # Those whose code is running, the innermost last.
+        # Open choices, the innermost last.
         self._open: list[OpenChoice] = []
         self._chosen: list[Chosen] = []
-        self._saved: set[Call] = set()  # copies of what is written, of code around it, too
+        self._saved: set[Call] = set()  # copies of what is written, by enclosing code, too
         self._traced: Any = None
         self._selecting: set[Call] = set()  # local variables
         self._tensors = ChosenTensors(tracer)
         self._values: dict[str, Any] = {}  # of local variables, for the line about to run
 
     def __enter__(self) -> Choices:
-        """Answer questions from now on."""
+        """Begin to answer questions."""
         self._tracer.scalars.choices = self.outcome
         return self
 
@@ -103,7 +103,7 @@ class Choices:
         """Return the outcome of a condition for which its code runs; None if it has no such code.
 
         Args:
-            node: Of the condition.
+            node: The node of the condition.
         """
         frame = asking_frame()
         at = None if frame is None else tested_position(frame)
@@ -126,7 +126,7 @@ class Choices:
     def _enter(
         self, frame: Any, region: Region, node: HostNode, outcome: bool, is_part: bool
     ) -> None:
-        """Open a choice, or continue the one whose condition has been evaluated in part."""
+        """Open a choice, or continue one whose condition is partly evaluated."""
         tracer = self._tracer
         self._forms.forget()
         skips = self._condition(node)
@@ -166,7 +166,7 @@ class Choices:
             choice.is_left = event == "exception"
         if event == "line" and mine:
             self._settle(frame)
-            if self._values:  # to look at the frame's variables again would undo that
+            if self._values:  # reading the frame's variables again would undo that
                 frame.f_locals.update(self._values)
                 self._values = {}
         elif event == "return" and mine and not mine[0].is_left:
@@ -188,14 +188,14 @@ class Choices:
         return record(tracer, "scalar_tensor", symbol(truth), dtype=torch.bool)
 
     def _settle(self, frame: types.FrameType | None = None) -> None:
-        """Begin to keep written content when code begins, and stop when it ends.
+        """Start to keep overwritten content when code begins, and stop when it ends.
 
         Args:
-            frame: The one that is about to run another line; None at any other time.
+            frame: The frame that is about to run another line; None at any other time.
         """
         while self._open:
             choice = self._open[-1]
-            # Where an `if` takes the truth of a tensor, that is a call, too.
+            # An `if` that takes the truth of a tensor makes a call, too.
             at = tested_position(choice.frame) or position_of(choice.frame)
             if at is not None and choice.tests(at):
                 return
@@ -216,7 +216,7 @@ class Choices:
             choice.undoing = Undoing(self._tracer, keep)
 
     def _whole_of(self, choice: OpenChoice, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor over the whole storage of one, if that is older than the code."""
+        """Return a tensor over the whole storage of another, if it is older than the code."""
         tracer = self._tracer
         value = tracer.aliases.value(tensor)
         assert value.storage is not None
@@ -238,7 +238,7 @@ class Choices:
             raise unsupported.choice(
                 self._open[-1].line, "ends its function: a `return` behind it lets it be followed"
             )
-        # What undoes it is no code of one around it; an error ends them all.
+        # The undoing itself is not part of enclosing code; an error ends all of it.
         self._tracer.before_call = None
         self._close(self._forget())
         self._tracer.before_call = self._settle if self._open else None
@@ -280,7 +280,7 @@ class Choices:
             self._selecting |= {*tracer.calls[before:]}
 
     def _told(self, choice: OpenChoice) -> list[dict[str, Any]]:
-        """Return what the code of a choice tells; what a step clears, it may read, too."""
+        """Return the effects of a choice's code; what a step clears, it may read, too."""
         noted = self._effects.noted
         filled = [each["call"] for each in noted if "call" in each]
         cleared = {name for name, _, method, _ in filled if method == "clear"}
@@ -312,7 +312,7 @@ class Choices:
             raise unsupported.choice(choice.line, "cannot be left for its other way") from error
 
     def _choose_numbers(self, choice: OpenChoice, changed: Iterable[Changed]) -> None:
-        """Select numbers that the code has changed from their old and new values."""
+        """Select between the old and the new value of each number that the code has changed."""
         skips = None
         for change in changed:
             if skips is None:
@@ -321,12 +321,12 @@ class Choices:
             change.slot.set(choose(skips, change.then, change.now))
 
     def _choose_tensors(self, choice: OpenChoice, rebound: Mapping[str, Changed]) -> None:
-        """Select tensors that the code has rebound from the old and the new one."""
+        """Select between the old and the new tensor of each name that the code has rebound."""
         for name, change in rebound.items():
             found = self._tensors.select(choice.skips, change.then, change.now, choice.line)
             if found is None:
                 what = "a tensor that is not like the one before, or needs a gradient"
-                state, of, key = name.partition(".<")  # of a parameter, which has no name here
+                state, of, key = name.partition(".<")  # a parameter's, which has no name here
                 name = f"{state}.{key.partition('.')[2]}" if of else name
                 rewrite = advice.FIRST if of else advice.UNDONE
                 raise unsupported.choice(choice.line, f"gives {name!r} {what}", rewrite)
@@ -334,7 +334,7 @@ class Choices:
             change.slot.set(found)
 
     def _either(self, choice: OpenChoice) -> Callable[[Any, Any], Any]:
-        """Return what chooses between values before a choice's code and after; None: it cannot."""
+        """Return what selects between a value before a choice's code and one after it."""
         number = functools.cache(functools.partial(self._tracer.number_of, choice.skips))
 
         def either(old: Any, new: Any) -> Any:
@@ -393,4 +393,4 @@ class Choices:
 
 
 def _trace_no_call(_frame: Any, _event: str, _given: Any) -> None:
-    """Trace the lines of no further frame."""
+    """Do not trace the lines of any further frame."""

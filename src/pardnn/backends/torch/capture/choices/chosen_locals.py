@@ -1,4 +1,4 @@
-"""Local variables set by code that runs depending on data, see `choices`."""
+"""Local variables set by data-dependent code, see `choices`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pardnn.backends.torch.user_step.object_graph import PLAIN
 
 
 class _NotChosenError(Exception):
-    """Two values have kinds that cannot be selected from."""
+    """Two values are of kinds between which nothing can select."""
 
 
 def chosen_locals(
@@ -23,14 +23,14 @@ def chosen_locals(
     """Return the local variables after code that has run only if a condition holds.
 
     Args:
-        then: Before it, or after the other branch; a name may be unbound there, if no code that
-            reads it then runs.
-        now: After it.
-        either: Chooses between a value before and one after; None, if these cannot be chosen.
+        then: The variables before it, or after the other branch; a name may be unbound there, if no
+            code that reads it then runs.
+        now: The variables after it.
+        either: Selects between a value before and one after; None if it cannot.
         line: "file.py:line" of the condition.
 
     Raises:
-        UnsupportedError: E802, if one is not the same and cannot be chosen.
+        UnsupportedError: E802, if one differs and cannot be selected.
     """
     found: dict[str, Any] = {}
     for name in {**then, **now}:

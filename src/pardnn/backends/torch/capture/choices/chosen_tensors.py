@@ -30,9 +30,9 @@ class _Selected(NamedTuple):
     """One selection.
 
     Attributes:
-        call: That selects.
+        call: The call that selects.
         copy: Storage of its result.
-        originals: Of what it selects from.
+        originals: The storages of what it selects from.
         line: "file.py:line" of the condition.
     """
 
@@ -46,7 +46,7 @@ class ChosenTensors:
     """The selections of one trace.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
     """
 
     def __init__(self, tracer: Tracer) -> None:

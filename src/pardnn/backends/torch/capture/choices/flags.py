@@ -29,7 +29,7 @@ class Flags:
         objects: The object graph before the first trace.
         batch: Indices of the arguments that are the batch.
         whole_of: Returns the whole of a tensor that a rank holds in part.
-        known: Names of flags that other paths of the step treat as constants.
+        known: Flags that other paths of the step treat as constants.
 
     Attributes:
         asked: Names of flags that alone decide a number that a trace needed.
@@ -62,10 +62,10 @@ class Flags:
         return objects
 
     def learn(self, error: PardnnError) -> None:
-        """Treat flags as constants on which the refusal of a step depended.
+        """Treat the flags that a step was refused for as constants.
 
         Raises:
-            PardnnError: There are none; or the step writes one.
+            PardnnError: There are none, or the step writes one.
         """
         new = (self.asked & self._flags.keys()) - self.taken
         if error.code == "E802" and new:

@@ -1,6 +1,6 @@
 """Local names that are read after a statement before they are assigned again.
 
-Problem: code that runs depending on data binds names, and a name that is not read afterwards needs
+Problem: data-dependent code binds names, and a name that is not read afterwards needs
 no value for both branches.
 
 Idea: live-variable analysis of a function's tree, backwards over its statements. Names that an
@@ -21,7 +21,7 @@ Names = frozenset[str]
 
 
 class _Exits(NamedTuple):
-    """The names that are live where a loop is left, and where it continues."""
+    """The names that are live where a loop is left and where it continues."""
 
     left: Names = frozenset()
     again: Names = frozenset()
@@ -31,8 +31,8 @@ def live_after(function: ast.FunctionDef, statement: ast.stmt) -> Names:
     """Return the local names whose value after a statement is read later.
 
     Args:
-        function: That holds the statement.
-        statement: Of its body, at any depth, but not in an inner function.
+        function: The function that holds the statement.
+        statement: A statement of its body, at any depth, but not in an inner function.
     """
     found: dict[int, Names] = {}
     _Liveness(found).block(function.body, frozenset(), _Exits())
@@ -85,7 +85,7 @@ class _Liveness:
                 return after | self._loop(body, after, live, frozenset())
             case ast.With(items=items, body=body):
                 inside = self.block(body, live, exits)
-                self._add_inside(statement, live)  # an exception may be held back at its end
+                self._add_inside(statement, live)  # it may swallow an exception
                 bound = [each.optional_vars for each in items if each.optional_vars is not None]
                 return live | _loads(*items) | (inside - frozenset().union(*map(_bound, bound)))
             case _ if hasattr(statement, "body") or isinstance(statement, ast.Match):

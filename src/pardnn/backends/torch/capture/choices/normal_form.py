@@ -22,9 +22,10 @@ Idea: rewrite the function into an equivalent one, which runs in its place while
                                         scale = chosen
 
 A condition with more than one way to the same outcome, `a or b`, becomes ternaries first: `1 if a
-else 1 if b else 0`. Only a `return`, `continue` or `break` below such a condition, or behind one
-that is replaced, changes; one in a `try`, a `while` or a `match` cannot. Each statement then has
-its own line number, its original line plus a growing multiple of `LINES`, see `source_location`.
+else 1 if b else 0`. Only a `return`, `continue` or `break` below such a condition, or after one
+that is replaced, changes; one in a `try`, a `while` or a `match` cannot be changed. Each statement
+then has its own line number, its original line plus a growing multiple of `LINES`, see
+`source_location`.
 
 Complexity: O(statements) for each function.
 """
@@ -47,19 +48,19 @@ from pardnn.backends.torch.capture.choices.branches import (
 from pardnn.backends.torch.capture.source_location import LINES
 
 END: Position = (0, 0)
-#: Name of a builtin that refuses iterators: a loop which is left would not have emptied them.
+#: A builtin that refuses iterators: a loop that ends early would not have emptied them.
 ITEMS = "_pardnn_items"
 _PLACED = ast.stmt | ast.expr | ast.excepthandler
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _LAST_LINE = 2**31 - 1  # a C int
 #: Local names that the form adds: whether the function is done, what it returns, ternaries,
 RETURNED, VALUE, CHOSEN = "_pardnn_returned", "_pardnn_value", "_pardnn_chosen_"
-#: whether a loop is done, whether one of its rounds is, and of what that is.
+#: whether a loop is done, whether an iteration is, and over what it goes.
 ENDS, SKIPS, ITEM = "_pardnn_ended_", "_pardnn_skips_", "_pardnn_item_"
 
 
 class NoNormalFormError(Exception):
-    """The function has no normal form in which this code changes."""
+    """The function has no normal form that changes this code."""
 
 
 def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position]) -> None:
@@ -67,10 +68,10 @@ def bring_to_normal_form(function: ast.FunctionDef, asked: Collection[Position])
 
     Args:
         function: Changed in place.
-        asked: Positions within the conditions; `END` for a line behind the last statement.
+        asked: Positions within the conditions; `END` for a line after the last statement.
 
     Raises:
-        NoNormalFormError: Nothing is to change, or cannot.
+        NoNormalFormError: Nothing has to change, or nothing can.
     """
     is_other = any(isinstance(x, ast.Yield | ast.YieldFrom | ast.Await) for x in ast.walk(function))
     if is_other or (function.end_lineno or 0) >= LINES:
@@ -113,7 +114,7 @@ def _give_lines(block: Sequence[ast.stmt], lines: Iterator[int]) -> None:
                 each.end_lineno = (each.end_lineno or 0) + line
         for each in blocks:
             _give_lines(each, lines)
-        if inside:  # it ends behind what is in it
+        if inside:  # it ends after what is in it
             statement.end_lineno = max(x.end_lineno for each in blocks for x in each)
 
 
@@ -133,7 +134,7 @@ def _is_at(node: ast.expr, at: Position) -> bool:
 
 
 def _leaving(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what leaves a statement: `return`, and what leaves a loop around it or its round."""
+    """Yield what leaves a statement: `return`, and `break` or `continue` of a loop around it."""
     if isinstance(node, ast.Return | ast.Break | ast.Continue):
         yield node
     inner = (each for each in ast.iter_child_nodes(node) if not isinstance(each, SCOPES))
@@ -143,12 +144,12 @@ def _leaving(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _leaves(statement: ast.AST) -> bool:
-    """Whether a statement may leave the function, the loop around it, or a round of that."""
+    """Whether a statement may leave the function, or the loop around it or its iteration."""
     return any(True for _ in _leaving(statement))
 
 
 def _ends(loop: ast.For) -> bool:
-    """Whether a loop may end before its last round."""
+    """Whether a loop may end early."""
     found = (leaving for each in loop.body for leaving in _leaving(each))
     return any(not isinstance(each, ast.Continue) for each in found)
 
@@ -173,7 +174,7 @@ class _OneWayOut:
 
     def __init__(self, targets: Sequence[ast.If]) -> None:
         self._targets = targets
-        self._loops: list[str] = []  # names of the flags of those around, without their beginning
+        self._loops: list[str] = []  # flag names of the enclosing loops, without their prefix
         self._names = map(str, itertools.count())
         self.are_returns_replaced = False
 
@@ -182,7 +183,7 @@ class _OneWayOut:
 
         Args:
             block: Statements.
-            is_behind: Whether data may have left it before them.
+            is_behind: Whether data-dependent code may have left it before them.
         """
         for i, statement in enumerate(block):
             holds = any(each in self._targets for each in _of_its_own(statement))
@@ -223,7 +224,7 @@ class _OneWayOut:
         return [statement]
 
     def _loop(self, loop: ast.For, *, is_behind: bool) -> list[ast.stmt]:
-        """Return a loop of which each round runs to its end, and what comes before it."""
+        """Return a loop whose iterations all run to their end, and what comes before it."""
         name, place = next(self._names), loop.body[0]
         self._loops.append(name)
         may_end = _ends(loop)
@@ -249,13 +250,13 @@ def _unless(flag: str, block: list[ast.stmt]) -> ast.stmt:
 
 
 def _ended(flag: str, place: ast.stmt) -> ast.stmt:
-    """Return the statement that leaves a loop that has certainly ended."""
+    """Return the statement that leaves a loop certainly known to have ended."""
     made = ast.parse(f"if isinstance({flag}, int) and {flag}:\n    break").body[0]
     return _moved(made, place)
 
 
 def _decided(test: ast.expr, yes: ast.expr, no: ast.expr) -> ast.expr:
-    """Return a ternary of ternaries, each with a condition that nothing is part of."""
+    """Return nested ternaries, each with a condition that has no parts."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             return _decided(inner, no, yes)
@@ -301,7 +302,7 @@ def _evaluated(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 def _ternary_at(node: ast.AST, at: Position) -> ast.IfExp | None:
     """Return the ternary whose condition is at a position, if only plain names come before it.
 
-    Around it may be others, as of `best is None or value < best`; then the outermost.
+    If others are around it, as for `best is None or value < best`, it is the outermost.
 
     Raises:
         NoNormalFormError: Something else is evaluated before it.
@@ -323,7 +324,7 @@ def _ternary_at(node: ast.AST, at: Position) -> ast.IfExp | None:
 
 
 def _is_plain(node: ast.AST) -> bool:
-    """Whether it can be evaluated earlier or later without a difference."""
+    """Whether it can be evaluated earlier or later with the same result."""
     kinds = ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp
     kinds += ast.operator, ast.unaryop
     return all(isinstance(each, (*kinds, ast.expr_context)) for each in ast.walk(node))
@@ -349,7 +350,7 @@ def _assigned(names: Sequence[str], values: Sequence[ast.expr], place: ast.AST) 
 
 
 def _moved(node: Any, place: ast.AST) -> Any:
-    """Give a node, and all in it, the position of another."""
+    """Give a node and everything in it the position of another."""
     for each in ast.walk(node):
         if isinstance(each, _PLACED):
             ast.copy_location(each, place)
@@ -357,5 +358,5 @@ def _moved(node: Any, place: ast.AST) -> Any:
 
 
 def _at(made: Any, place: ast.AST) -> Any:
-    """Give a new node, and what is new in it, the position of another."""
+    """Give a new node and the new nodes in it the position of another."""
     return ast.fix_missing_locations(ast.copy_location(made, place))

@@ -41,7 +41,7 @@ class _Form(NamedTuple):
     Attributes:
         function: Its tree.
         code: Its code.
-        source: The function's own code, as its file has it now.
+        source: The function's own code, from its file as it is now.
     """
 
     function: ast.FunctionDef
@@ -59,12 +59,12 @@ class NormalForms:
         self._noted: tuple[types.CodeType, Position] | None = None
 
     def function_of(self, code: types.CodeType) -> ast.FunctionDef | None:
-        """Return the tree of the function that a code runs; None if its source is not at hand."""
+        """Return the tree of the function that a code object runs; None without its source."""
         form = self._forms.get(_place(code))
         return function_of(code) if form is None else form.function
 
     def has(self, code: types.CodeType) -> bool:
-        """Whether a code runs in normal form, with each statement on its own line."""
+        """Whether a code object is in normal form, with each statement on its own line."""
         return _place(code) in self._forms
 
     def note(self, frame: types.FrameType) -> None:
@@ -74,7 +74,7 @@ class NormalForms:
             self._noted = frame.f_code, (at[0] % LINES, at[1])
 
     def note_end(self, frame: types.FrameType) -> None:
-        """Note that a function ends with the code that a condition controls."""
+        """Note that a condition controls the end of a function."""
         self._noted = frame.f_code, END
 
     def forget(self) -> None:
@@ -82,10 +82,10 @@ class NormalForms:
         self._noted = None
 
     def learn(self, error: BaseException) -> bool:
-        """Bring the function to normal form whose condition ended the last trace.
+        """Bring the function whose condition ended the last trace to normal form.
 
         Args:
-            error: That ended it.
+            error: The error that ended it.
 
         Returns:
             Whether there is a form that has not been tried.
@@ -109,10 +109,10 @@ class NormalForms:
 
     @contextlib.contextmanager
     def inserted(self, functions: Iterable[types.FunctionType]) -> Iterator[None]:
-        """Let functions run in normal form, while the context is open.
+        """Run functions in normal form while the context is open.
 
         Args:
-            functions: Those of the user's that may run.
+            functions: The user's functions that may run.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(builtins, ITEMS, _items, create=True))
@@ -124,9 +124,9 @@ class NormalForms:
             yield
 
     def _code(self, code: types.CodeType) -> types.CodeType:
-        """Return the code in whose place, and in whose inner functions', normal forms run."""
+        """Return the code that normal forms replace, in it or in its inner functions."""
         form = self._forms.get(_place(code))
-        # A file that was edited since it was loaded is another function.
+        # A file edited since it was loaded has another function.
         found = code if form is None or form.source != code else form.code
         consts = tuple(self._code(x) if _is_code(x) else x for x in found.co_consts)
         is_same = all(a is b for a, b in zip(consts, found.co_consts, strict=True))
@@ -147,14 +147,14 @@ def _form_of(code: types.CodeType, asked: Iterable[Position]) -> _Form | None:
 
 
 def _compiled(tree: ast.Module, code: types.CodeType) -> types.CodeType | None:
-    """Return the code of the function of a tree that is in place of another code."""
+    """Compile a function's tree to the code that replaces another."""
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     found = (each for each in _codes(compiled) if _place(each) == _place(code))
     return next((each for each in found if each.co_freevars == code.co_freevars), None)
 
 
 def _items(value: Any) -> Any:
-    """Return what a loop goes over that data may leave.
+    """Return what a loop goes over that data-dependent code may leave.
 
     Raises:
         UnsupportedError: E802, if it is an iterator, which the loop would empty.

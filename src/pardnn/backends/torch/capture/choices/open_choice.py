@@ -1,4 +1,4 @@
-"""A condition on data whose code is about to run, or runs, see `choices`."""
+"""A condition on data whose code runs or is about to, see `choices`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 @dataclass(repr=False)
 class OpenChoice:
-    """A condition whose code is about to run, or runs.
+    """A condition whose code runs or is about to.
 
     Attributes:
-        frame: That asked.
+        frame: The frame that asked.
         region: The code.
         line: "file.py:line" of the condition.
-        skips: A boolean tensor: whether the code does not run, by the parts evaluated so far.
+        skips: A boolean tensor: true if the code is skipped, by the parts evaluated so far.
         objects: What the step's objects held before it.
-        gradients: Of the parameters among them.
-        told: How many effects, and stepped schedules, the step had so far.
-        traced: By what the frame's lines were traced before.
+        gradients: The gradients of the parameters among them.
+        told: How many effects and stepped schedules the step had before it.
+        traced: What traced the frame's lines before.
         start: Index of the first call of the condition that was not asked before.
-        thread: That asked.
-        undoing: Keeps what the code writes, from its first call on.
-        is_left: Whether the frame is left by an exception, as far as is known.
-        locals: Values of the region's names before it, or after the other way.
+        thread: The thread that asked.
+        undoing: Keeps what the code overwrites, from its first call on.
+        is_left: Whether an exception seems to leave the frame.
+        locals: Values of the region's names before it, or after the other branch.
         is_other: Whether it is the `else` branch.
     """
 

@@ -49,7 +49,7 @@ class _Kept(NamedTuple):
 
     Attributes:
         clearings: How often the user has cleared it.
-        count: How often that was when it was filled.
+        count: How often the user had cleared it when it was filled.
         made: What its tensors are made of, by key.
     """
 
@@ -62,11 +62,11 @@ _KEPT: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
 
 
 def check_cached(tracer: Tracer, caches: Iterable[Any], made: Made) -> None:
-    """Refuse cached tensors that an eager step would not make as this trace has.
+    """Refuse cached tensors that an eager step would not make as this trace did.
 
     Args:
-        tracer: Of the trace.
-        caches: Those in which traces leave fake tensors; cleared before this one.
+        tracer: The tracer of the trace.
+        caches: The caches in which traces leave fake tensors; cleared before this one.
         made: What the traces of this capture have made; this trace is added.
 
     Raises:
@@ -89,7 +89,7 @@ def keep_cached(made: Made) -> None:
     """Note what the caches of a step hold when it runs.
 
     Args:
-        made: By `check_cached`.
+        made: The result of `check_cached`.
     """
     for cache, each in made.items():
         kept = _KEPT.get(cache)
@@ -105,7 +105,7 @@ def _eager(cache: Any) -> dict[Any, str]:
 def _entries(cache: Any) -> Iterator[tuple[Any, list[FakeTensor]]]:
     """Yield the keys of a cache, as they are compared, and the fake tensors under each."""
     held = gc.get_referents(cache)
-    pairs = itertools.pairwise(held)  # in a bounded one a key comes right before its value
+    pairs = itertools.pairwise(held)  # a bounded cache has each key right before its value
     if cache.cache_parameters()["maxsize"] is None:
         pairs = next(each for each in held if type(each) is dict).items()
     for key, value in pairs:
@@ -115,17 +115,17 @@ def _entries(cache: Any) -> Iterator[tuple[Any, list[FakeTensor]]]:
 
 
 def _comparable_key(key: Any) -> Any:
-    """Return a key without the objects in it, which a cache holds no longer once it is cleared."""
+    """Return a key without its objects, which a cleared cache no longer holds."""
     if isinstance(key, tuple):
         return tuple(map(_comparable_key, key))
     return (type(key), key) if isinstance(key, _PLAIN) else id(key)
 
 
 def check_counts(functions: Iterable[types.FunctionType], held: Collection[Any]) -> None:
-    """Refuse `cached.cache_info()` in the step: traces call the function, too, and runs do not.
+    """Refuse `cached.cache_info()` in the step: traces call the function, but runs do not.
 
     Args:
-        functions: The user's, which may run.
+        functions: The user's functions that may run.
         held: What the step reaches.
 
     Raises:

@@ -35,15 +35,15 @@ from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.errors import UnsupportedError
 
-#: In the names of what an optimizer holds for a parameter.
+#: Marks the names of what an optimizer holds for a parameter.
 _OF_STATE = ".state."
 
 
 def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collection[str]) -> None:
-    """Reject a step whose first call makes states for another path, chosen by a count, for example.
+    """Reject a step whose first call makes states for another path, as one chosen by a count.
 
     Args:
-        trace: Of the step that repeats, from the first values.
+        trace: The trace of the step that repeats, from the first values.
         irregular: Why states have no first value, by name.
         left: Names of tensors that its graph does not carry on.
 
@@ -65,9 +65,9 @@ def first_difference(
 
     Args:
         first: Trace of the first step.
-        trace: Of the step that repeats, from the first values.
-        irregular: Names of states without a first value; another error is for those.
-        numbers: That objects hold before and after the first step.
+        trace: The trace of the step that repeats, from the first values.
+        irregular: Names of states without a first value, which get another error.
+        numbers: The numbers that objects hold before and after the first step.
     """
     if left := _left_once(first, trace, numbers):
         return leaves_once(min(left))
@@ -101,11 +101,11 @@ def first_difference(
 
 
 def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:
-    """Return what only the first step leaves in optimizer state: a flag, a constant, a text.
+    """Return what only the first step leaves in optimizer state: a flag, constant or text.
 
-    No graph of the steps that repeat would leave them, and one that is captured later, for another
-    shape of the batch, say, would begin as the first did. Flags elsewhere say that hooks or caches
-    are there, which a graph of the first step alone would not leave.
+    No graph of the repeating step would leave it, and one captured later, say for another batch
+    shape, would start as the first step did. Flags elsewhere say that hooks or caches exist, which
+    a graph of the first step alone would not leave.
     """
     made = {each for each in numbers.after.keys() - numbers.before.keys() if _OF_STATE in each}
     made |= numbers.texts.keys()
@@ -113,7 +113,7 @@ def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]
 
 
 def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:
-    """Yield by name what a step returns, outputs and leaves, apart from tensors of sources."""
+    """Yield by name what a step returns, outputs and leaves, except tensors of sources."""
     yield "result", _with_numbers(structured(trace.result, None, numbered.of, trace.held))
     yield "generator", numbered.generator
     told = [each for each in trace.effects.noted if not {"call", "no_nan"} & each.keys()]
@@ -137,7 +137,7 @@ def _filled_at_first(first: StepTrace, numbered: NumberedTrace) -> dict[str, set
 
 
 def _outermost(name: str, names: Collection[str]) -> str:
-    """Return the container that stands for one within it: its recorder gets what both are given."""
+    """Return the outermost container around one: its recorder gets what both are given."""
     return min((n for n in names if name.startswith(f"{n}.")), key=len, default=name)
 
 
@@ -146,7 +146,7 @@ def _filled(
 ) -> dict[str, set[str]]:
     """Return the numbers that a step puts into each container that it only fills.
 
-    Not those of a failing check, which the first trace has not run.
+    Numbers of a failing check do not count, since the first trace has not run it.
     """
     found: dict[str, dict[Any, set[str]]] = {}
     for number, effect in enumerate(trace.effects.noted):
@@ -156,7 +156,7 @@ def _filled(
         leaves = set[str]().union(*(_told_leaves(each, numbered) for each in (*keys, *args)))
         if method == "clear":
             found[name] = {}
-        # What is set twice under a key is there once.
+        # What is set twice under one key is there once.
         place = (str(keys), str(args[0])) if method == "__setitem__" else number
         found.setdefault(name, {})[place] = leaves
     told: dict[str, set[str]] = {}
@@ -187,7 +187,7 @@ def _leaves(data: Any, numbered: NumberedTrace) -> set[str]:
 
 
 def _with_leaves(content: Any, numbered: NumberedTrace) -> Any:
-    """Return a content with numbers for its leaves; a literal is the same as a symbol."""
+    """Return a content with numbers for its leaves; literals and symbols compare equal."""
     if isinstance(content, Leaf):
         return {"value": numbered.of(content.value)}
     if isinstance(content, list):
@@ -198,7 +198,7 @@ def _with_leaves(content: Any, numbered: NumberedTrace) -> Any:
 
 
 def _with_numbers(data: Any) -> Any:
-    """Return a structure in which a number is the same as a literal and as a symbol."""
+    """Return a structure in which literals and symbols of the same number are equal."""
     if isinstance(data, list):
         return [_with_numbers(item) for item in data]
     if isinstance(data, dict):

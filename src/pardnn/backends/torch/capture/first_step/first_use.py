@@ -42,10 +42,10 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 from pardnn.errors import PardnnError
 
-#: Counts and contents, hashed, of each cache that held no fake: most never change, and torch's own
-#: hold ten thousand leaves.
+#: Counts and content hashes of caches that held no fake: most never change, and torch's own hold
+#: ten thousand leaves.
 _WITHOUT_FAKES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-#: Containers that are looked into as they are.
+#: Containers that are searched directly.
 _PLAIN_NODES = frozenset({list, tuple, dict})
 #: A value may hold itself.
 _MAX_DEPTH = 10
@@ -66,15 +66,16 @@ class KeptTensors:
     def make(
         self, sources: Mapping[str, Source], tracer: Tracer, mode: FakeTensorMode
     ) -> list[tuple[Source, Storage | None, int]]:
-        """Record the calls behind the tensors, and put the results where the step finds them.
+        """Record the calls that make the tensors, and put the results where the step finds them.
 
         Args:
-            sources: By name, as of now.
-            tracer: Of the step that will run.
-            mode: Of its fake tensors.
+            sources: The sources by name, as of now.
+            tracer: The tracer of the step that will run.
+            mode: The mode of its fake tensors.
 
         Returns:
-            For each, its source, its storage and the number of writes to it: see `changed_tensors`.
+            For each tensor, its source, its storage and its number of writes: see
+            `changed_tensors`.
         """
         if not self.values:
             return []
@@ -82,7 +83,7 @@ class KeptTensors:
             tensors = record_again(list(self.values.values()), self.calls)
         made: list[tuple[Source, Storage | None, int]] = []
         for name, tensor in zip(self.values, tensors, strict=True):
-            if name not in sources:  # in a dictionary that each step makes anew, and it with it
+            if name not in sources:  # each step makes its dictionary anew, and it as well
                 continue
             storage = tracer.aliases.value(tensor).storage
             made.append((sources[name], storage, len(storage.writes) if storage else 0))
@@ -90,7 +91,7 @@ class KeptTensors:
         return made
 
     def origins(self, trace: StepTrace) -> dict[str, Any]:
-        """Return the geometries of the tensors that a trace made, and hashes of how."""
+        """Return the geometry of each tensor that a trace made, and a hash of how it was made."""
         made = {source.name: self.values[source.name] for source, *_ in trace.made_anew}
         return {name: (x.geometry, origin([x], self.calls)) for name, x in made.items()}
 
@@ -113,13 +114,13 @@ def changed_tensors(trace: StepTrace) -> list[str]:
 def without_first_value(
     first: StepTrace, trace: StepTrace, initial: Mapping[str, Any], irregular: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return why states do not start from a number; any will do for those that are replaced unread.
+    """Return why states do not start from a number; states replaced unread may start from any.
 
     Args:
         first: Trace of the first step.
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         initial: First values of states by name.
-        irregular: Those that the first step does not fill with a number, and why.
+        irregular: States that the first step does not fill with a number, and why.
     """
     replaced = _replaced_unread(trace, irregular)
     for name in replaced:
@@ -130,7 +131,7 @@ def without_first_value(
         is_number = isinstance(initial.get(name), int | float)
         if storage is None or now is None or now.storage is None or not is_number:
             continue
-        # One that is made empty is filled by a write of its own.
+        # A tensor that is made empty is filled by a write of its own.
         is_empty = ".empty" in storage.owner.call.kind
         if len(storage.writes) - is_empty > len(now.storage.writes):
             found[name] = "is written once more by the first step, when it is created"
@@ -138,7 +139,7 @@ def without_first_value(
 
 
 def _replaced_unread(trace: StepTrace, names: Iterable[str]) -> set[str]:
-    """Return which states of optimizers a step puts other tensors into, and never reads."""
+    """Return the optimizer states that a step replaces without ever reading them."""
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
     found = set[str]()
     for name in names:
@@ -160,11 +161,11 @@ NOTHING_KEPT = KeptTensors((), {})
 def check_lasting(
     kept: KeptTensors, trace: Callable[[], StepTrace], sources: Callable[[], Iterable[Source]]
 ) -> None:
-    """Reject tensors made from numbers that change: another step would make other tensors.
+    """Reject tensors made from changing numbers: another step would make other tensors.
 
     Args:
         kept: What the first step made and keeps. All steps make it again.
-        trace: Traces a first step once more, with symbols for the numbers that change.
+        trace: Traces a first step again, with symbols for the numbers that change.
         sources: Returns what the step reaches now.
 
     Raises:
@@ -174,7 +175,7 @@ def check_lasting(
         return
     try:
         aliases = trace().tracer.aliases
-    except PardnnError:  # no first step can be followed by such numbers
+    except PardnnError:  # no first step can be followed with such numbers
         return
     for source in sources():
         live = source.get() if source.name in kept.values else None
@@ -219,7 +220,7 @@ def kept_tensors(
     """Return the tensors of constants that the first step created.
 
     Args:
-        tracer: Of the first step.
+        tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         irregular: Names of those that do not start from a number.
     """
@@ -254,13 +255,13 @@ def origin(values: Sequence[Value], calls: Iterable[Call]) -> str:
 class _Caches:
     """The caches of `functools`, searched only if there may be unknown ones.
 
-    Each holds a reference to its type, so that a new one shows in how many the type has. A look at
-    all objects takes 20 ms where transformers is imported, and each capture would take two.
+    Each refers to its type, so the type's reference count shows new ones. Looking at all objects
+    takes 20 ms where transformers is imported, and each capture would do so twice.
     """
 
     def __init__(self) -> None:
         self._known: WeakSet[Any] = WeakSet()
-        self._others: int | None = None  # references that are not those of known caches
+        self._others: int | None = None  # references other than from known caches
         before = sys.getrefcount(_CACHE)
         cache = functools.cache(len)
         self._are_counted = sys.getrefcount(_CACHE) == before + 1
@@ -270,7 +271,7 @@ class _Caches:
         """Return the caches that exist now."""
         known = list(self._known)
         if not self._are_counted or sys.getrefcount(_CACHE) - len(known) != self._others:
-            # Half the time of all objects, and a forked process copies none of their pages.
+            # Half the time of `gc.get_objects`, and a forked process copies no pages of objects.
             known = [each for each in gc.get_referrers(_CACHE) if type(each) is _CACHE]
             self._known = WeakSet(known)
             self._others = sys.getrefcount(_CACHE) - len(known)
@@ -281,13 +282,13 @@ _CACHES = _Caches()
 
 
 def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]]:
-    """Return the caches of `functools` that hold fake tensors of a mode, with these.
+    """Return the caches of `functools` with the fake tensors of a mode that they hold.
 
-    What a trace leaves in them must be removed, or an eager step would find it.
+    These must be removed after a trace, or an eager step would find them.
     """
     found: list[tuple[Any, list[FakeTensor]]] = []
     for cache in _CACHES.alive():
-        # Those of a bounded cache are its own referents, others are in a dictionary.
+        # A bounded cache refers to its values itself, others have them in a dictionary.
         held = gc.get_referents(cache)
         held += [item for each in held if type(each) is dict for item in each.values()]
         seen = hash((cache.cache_info(), *map(id, held)))
@@ -322,7 +323,7 @@ def _may_hold_fakes(held: list[Any]) -> bool:
 
 
 def new_caches(mode: FakeTensorMode, known: list[Any]) -> list[tuple[Any, list[FakeTensor]]]:
-    """Look for other caches that hold fake tensors; they become known."""
+    """Find further caches that hold fake tensors; they become known."""
     found = [each for each in caches_with_fakes(mode) if each[0] not in known]
     known += [cache for cache, _ in found]
     return found
@@ -332,7 +333,7 @@ def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
     """Whether each tensor that a step has cached depends on constants alone.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         fakes: The tensors.
     """
     return all(
@@ -347,8 +348,8 @@ def is_written_elsewhere(tracer: Tracer, cache: Any, fakes: Iterable[FakeTensor]
     """Whether code other than the function that caches a tensor writes it in place.
 
     Args:
-        tracer: Of the step; knows the cache.
-        cache: Of `functools`.
+        tracer: The tracer of the step; knows the cache.
+        cache: A cache of `functools`.
         fakes: The tensors in it.
     """
     storages = (tracer.aliases.fresh_value(fake).storage for fake in fakes)

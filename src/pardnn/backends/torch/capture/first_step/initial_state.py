@@ -2,7 +2,7 @@
 
 A rank must create its shard of the state without running the optimizer's first step. The first
 trace has the call that creates each state tensor; if this call fills it with one number, the number
-is the state's `initial`; if it copies a parameter or buffer, that is.
+is the state's `initial`; if it copies a parameter or buffer, that source is.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def initial_values(
     """Return the initial value of each tensor that the first step created and others find.
 
     Args:
-        tracer: Of the first step.
+        tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         objects: The object graph after it.
 
     Returns:
-        The number that fills each tensor, or {"copy_of": source}, by source name; and, for those
-        that start from neither, why: that is an error only if the graph reads them.
+        The number that fills each tensor, or {"copy_of": source}, by source name; and why others
+        start from neither, which is an error only if the graph reads them.
     """
     initial: dict[str, Any] = {}
     irregular: dict[str, str] = {}
@@ -85,7 +85,7 @@ def _momentum_reason(source: Source, objects: ObjectGraph) -> str | None:
 
 
 def initial_value(value: Value) -> float | None:
-    """Return the number that a tensor of the first trace was filled with; None if there is none."""
+    """Return the number with which the first trace filled a tensor; None if there is none."""
     storage = value.storage
     assert storage is not None
     number = _fill(storage.owner.call)
@@ -116,7 +116,7 @@ def _uniform(call: Call) -> float | None:
 
 
 def copied_source(value: Value) -> str | None:
-    """Return the source whose original content a tensor was created as a copy of.
+    """Return the source whose original content a tensor was created from.
 
     One change of dtype is allowed, as `copy_` makes it; None for any other tensor.
     """
@@ -157,7 +157,7 @@ def momentum_reason(optimizer: Any, parameter: torch.Tensor) -> str | None:
     if not isinstance(optimizer, torch.optim.SGD):
         return "is created as a copy of another tensor"
     if sgd.DAMPENED in optimizer.state[parameter]:
-        return None  # the first step is not dampened
+        return None  # dampening spares the first step
     for group in optimizer.param_groups:
         if any(p is parameter for p in group["params"]) and group["dampening"] != 0:
             return (

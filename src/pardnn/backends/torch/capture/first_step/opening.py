@@ -42,22 +42,22 @@ from pardnn.backends.torch.user_step.sources import (
 
 
 class NotFollowed(Exception):
-    """The first step creates something that no rank can."""
+    """The first step creates something that no rank can create."""
 
 
 def created_states(
     trace: StepTrace, found: tuple[Source, ...], objects: ObjectGraph, before: set[str]
 ) -> list[Call]:
-    """Return the calls that fill the tensors which a first step creates; record copies into them.
+    """Record copies into the tensors that a first step creates; return the calls that fill them.
 
     Args:
-        trace: Of the first step.
+        trace: The trace of the first step.
         found: Sources after it.
         objects: The object graph after it.
         before: Names of the sources before it.
 
     Raises:
-        NotFollowed: One of them lies in an object that the step makes, or is a view.
+        NotFollowed: A tensor is in an object that the step makes, or is a view.
     """
     calls: list[Call] = []
     owners = [source.get() for source in held_gradients(found)]
@@ -95,7 +95,7 @@ def _storage(trace: StepTrace, tensor: torch.Tensor) -> Any:
 
 
 def _is_reached(source: Source, objects: ObjectGraph) -> bool:
-    """Whether ranks find the place: a parameter's state in an optimizer, or a module's own."""
+    """Whether ranks can find the place: a parameter's state in an optimizer, or a module's own."""
     if source.kind == "buffer":
         return is_of_a_module(source, objects)
     optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
@@ -111,14 +111,14 @@ def created_numbers(
     trace: StepTrace, found: tuple[Source, ...], objects: ObjectGraph, before: ObjectGraph,
     live: tuple[Source, ...],
 ) -> Selection:  # fmt: skip
-    """Note the plain values that a first step leaves; return the selection with new ones.
+    """Note the plain values that a first step leaves; return the selection that includes new ones.
 
     Args:
-        trace: Of the first step.
+        trace: The trace of the first step.
         found: Sources after it.
         objects: The object graph after it.
         before: The object graph before it.
-        live: Sources before it.
+        live: The sources before it.
 
     Raises:
         NotFollowed: It leaves other values in new places.
@@ -146,8 +146,8 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
     """Keep the changes of numbers among those of plain values; the rest must be assignments.
 
     Args:
-        trace: Of the first step.
-        tensors: Names of the tensors that are there after it: states.
+        trace: The trace of the first step.
+        tensors: Names of the tensors that exist after it: states.
     """
     changed = {n: c for n, c in trace.changed.items() if is_arithmetic(c) or is_filled(c)}
     rest = trace.changed.keys() - changed.keys() - trace.assigned.keys()
@@ -161,11 +161,11 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
 
 
 def _is_made(change: Changed, is_tensor: bool) -> bool:
-    """Whether a place is new, or had None for a tensor: `register_buffer(n, None)`.
+    """Whether a place is new, or held None for a tensor: `register_buffer(n, None)`.
 
     Args:
-        change: Of the place.
-        is_tensor: Whether it holds one now.
+        change: The change at the place.
+        is_tensor: Whether it now holds a tensor.
     """
     return change.is_new or (is_tensor and change.then is None and change.slot is not None)
 
@@ -185,5 +185,5 @@ def _check_values(objects: ObjectGraph) -> None:
 
 
 def left_gradients(found: tuple[Source, ...]) -> list[str]:
-    """Return the names of the gradients that a first step leaves to the next call."""
+    """Return the names of the gradients that a first step leaves for the next call."""
     return [source.name for source in held_gradients(found)]

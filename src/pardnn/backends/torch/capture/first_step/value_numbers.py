@@ -43,7 +43,7 @@ from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
 from pardnn.graph.ir import SOURCE_KINDS
 
-#: Tensors of so many elements are computed where all that they depend on is known.
+#: Tensors up to so many elements are computed if everything they depend on is known.
 _MAX_KNOWN = 16
 _COPIES = ("clone", "_to_copy", "copy_")
 _ADDITIONS, _PRODUCTS = ("add", "add_"), ("mul", "mul_")
@@ -86,8 +86,9 @@ class Numbering:
 
         Args:
             call: Number of the call.
-            index: Of the output.
-            alike: Of an earlier output, which is the same tensor; fake kernels show it only once.
+            index: The index of the output.
+            alike: Number of an earlier output that is the same tensor; fake kernels show it only
+                once.
         """
         alike = self._alike.setdefault((call, index), alike)
         return self.of("output", call, alike)
@@ -105,8 +106,8 @@ class NumberedTrace:
     """The numbers of the final content of the storages of a trace.
 
     Args:
-        trace: Of a step.
-        numbering: Of all traces that it is compared with.
+        trace: The trace of a step.
+        numbering: The numbering of all traces that it is compared with.
         starts: Initial values of sources by name: a number, or {"copy_of": source}.
 
     Attributes:
@@ -118,13 +119,13 @@ class NumberedTrace:
         self.made: dict[Call, int] = {}
         self.generator = numbering.of("generator")
         self._trace, self._numbering, self._starts = trace, numbering, starts
-        # With the geometry in which it was written.
+        # Keyed with the geometry in which it was written.
         self._contents: dict[Storage, tuple[int, Geometry]] = {}
         self._scalars: dict[Value, Any] = {}
         self._draws: dict[Call, int] = {}
         tracer = trace.tracer
         for call in tracer.calls[: trace.length]:
-            # A fake view of what is known, such as a literal, has a storage of its own.
+            # A fake view of known content, such as a literal, has its own storage.
             if call in tracer.undoing or (call.view and call.outputs[0].base is not None):
                 continue
             if call.kind in SOURCE_KINDS:
@@ -135,7 +136,7 @@ class NumberedTrace:
                 self._add_call(call)
 
     def of(self, item: Any) -> Any:
-        """Return the number of a tensor or of a number that only a run knows; others themselves.
+        """Return the number of a tensor or of a number that only a run knows; else the item itself.
 
         Args:
             item: A tensor or number of the trace.
@@ -149,7 +150,7 @@ class NumberedTrace:
         return self._tensor(aliases.value(item)) if aliases.knows(item) else None
 
     def of_value(self, value: Value) -> Any:
-        """Return the number of a value of the trace; a known host scalar is returned itself."""
+        """Return the number of a value of the trace; known host scalars are returned unchanged."""
         return self._scalar(value) if value.geometry is None else self._tensor(value)
 
     # Values.
@@ -178,7 +179,7 @@ class NumberedTrace:
         return hints[value] if value in hints else self._scalars[value]
 
     def _key(self, data: Any) -> Any:
-        """Return arguments with the numbers of values in their place."""
+        """Return arguments with values replaced by their numbers."""
         if isinstance(data, Value):
             if data.geometry is not None:
                 return "tensor", self._tensor(data)
@@ -212,7 +213,7 @@ class NumberedTrace:
         self._set(value, content)
 
     def _add_number(self, call: Call) -> None:
-        """Number what Python reads from a tensor, or computes."""
+        """Number what Python reads from a tensor or computes."""
         (value,) = call.outputs
         if call.kind == ITEM:
             number = self._tensor(call.inputs[0])
@@ -272,7 +273,7 @@ class NumberedTrace:
         return index if call.mutated else storages.index(storages[index])
 
     def _set(self, value: Value, content: int) -> None:
-        """Note the content of a value, and with it what its storage holds."""
+        """Note the content of a value, and so of its storage."""
         assert value.storage is not None
         assert value.geometry is not None
         if not _is_whole(value):
@@ -298,10 +299,10 @@ class NumberedTrace:
     def _simple(
         self, name: str, args: list[Any], kwargs: dict[str, Any], target: Value
     ) -> int | None:
-        """Return the number of a fill, a copy, a sum or product with zeros; None of others.
+        """Return the number of a fill, a copy, or a sum or product with zeros; None for other ops.
 
         Args:
-            name: Of the op.
+            name: The name of the op.
             args: Its arguments.
             kwargs: Its keyword arguments.
             target: What it writes or returns.
@@ -382,7 +383,7 @@ def _is_bool(operand: Any) -> bool:
 
 
 def _is_whole(value: Value) -> bool:
-    """Whether a value covers its storage, as the owner does or as a view of its elements."""
+    """Whether a value covers its storage, as its owner or as a view of all its elements."""
     assert value.storage is not None
     owner, geometry = value.storage.owner.geometry, value.geometry
     assert owner is not None

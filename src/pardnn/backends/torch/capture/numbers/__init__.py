@@ -1,1 +1,1 @@
-"""Python numbers in a trace: which are symbols, how Python used them, what changes them."""
+"""Python numbers in a trace: which are symbols, how Python uses them, and what changes them."""

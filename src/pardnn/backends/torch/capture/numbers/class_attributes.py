@@ -30,7 +30,7 @@ ClassAttributes = dict[type, dict[str, tuple[Any, Any]]]
 
 
 def class_attributes(objects: ObjectGraph) -> ClassAttributes:
-    """Return the plain values and containers that the user's classes hold.
+    """Return the plain values and containers in the user's classes.
 
     Args:
         objects: The object graph of the step.
@@ -48,10 +48,10 @@ def check_class_attributes(
     """Reject a step that changes a class at each call.
 
     Args:
-        before: Of `class_attributes`, before the trace.
+        before: The result of `class_attributes` before the trace.
         line: Returns where the user's code changes an attribute.
         followed: Numbers of classes that are followed.
-        is_first: Whether it was the first step, which may set values that then remain.
+        is_first: Whether it was the first step, whose values may remain.
 
     Raises:
         UnsupportedError: E804.
@@ -67,7 +67,7 @@ def check_class_attributes(
 
 @contextlib.contextmanager
 def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
-    """Restore the attributes of classes if the code in the context fails.
+    """Restore class attributes if the code in the context fails.
 
     Args:
         objects: The object graph of the step.

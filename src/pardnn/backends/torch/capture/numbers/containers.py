@@ -33,24 +33,24 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 #: Containers within containers deeper than this are not followed.
 _MAX_DEPTH = 4
-#: Members of a recorder that are those of its type.
+#: Members that a recorder takes from its type.
 _OWN = frozenset({
     "__class__", "__class_getitem__", "__delattr__", "__dir__", "__doc__", "__getattribute__",
     "__hash__", "__init__", "__init_subclass__", "__new__", "__setattr__", "__sizeof__",
     "__subclasshook__",
 })  # fmt: skip
 
-#: Called with the name of a container, keys into it, a method and its arguments.
+#: Called with a container's name, keys into it, a method and its arguments.
 Note = Callable[[str, tuple[Any, ...], str, tuple[Any, ...]], None]
 #: Whether an item is what it was before a step.
 IsSame = Callable[[Any, Any], bool]
 
 
 class OtherUse(BaseException):
-    """A step does more with a container than fill it. No `except Exception` catches it.
+    """A step does more with a container than fill it. `except Exception` does not catch it.
 
     Args:
-        name: Of the container.
+        name: The name of the container.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,7 +65,7 @@ class Filled(NamedTuple):
         holder: The container.
         content: What it held before.
         added: What the step has put into it; None if that cannot be recorded.
-        is_idle: Whether only another path of the step is known to fill it.
+        is_idle: Whether only another path of the step fills it, as far as is known.
     """
 
     holder: Any
@@ -80,12 +80,12 @@ def filled_containers(
     known: Collection[str],
     stood_for: Mapping[int, torch.Tensor],
 ) -> dict[str, Filled]:
-    """Return by name the containers that the first step has filled with results.
+    """Return the containers that the first step has filled with results, by name.
 
     Args:
         objects: The object graph before it.
         without: Names of containers with other known uses.
-        known: Names of those that other paths of the step fill; taken, too, if it changes nothing.
+        known: Names of those that other paths of the step fill; included if that changes nothing.
         stood_for: By the id of a placeholder, the tensor that it replaces, which is no new item.
     """
     is_same = functools.partial(_is_same, stood_for)
@@ -115,13 +115,13 @@ def filled_containers(
 
 
 def alike(name: str, filled: Iterable[str]) -> set[str]:
-    """Return a name and those that differ from it only in numbers: those of other layers."""
+    """Return a name and all that differ from it only in numbers, as those of other layers do."""
     of_all = re.sub(r"\d+", "#", name)
     return {name} | {other for other in filled if re.sub(r"\d+", "#", other) == of_all}
 
 
 def _is_same(stood_for: Mapping[int, torch.Tensor], now: Any, then: Any) -> bool:
-    """Whether an item is unchanged, or a placeholder for the old one."""
+    """Whether an item is the old one or its placeholder."""
     if isinstance(now, tuple) and isinstance(then, tuple) and len(now) == len(then):
         return all(_is_same(stood_for, a, b) for a, b in zip(now, then, strict=True))
     return now is then or (id(now) in stood_for and stood_for[id(now)] is then)
@@ -161,7 +161,7 @@ def _added(holder: Any, content: Any, is_same: IsSame) -> Any:
 
 
 def _begins_with(holder: Any, content: Any, is_same: IsSame) -> bool:
-    """Whether a sequence begins with the very items that it held before."""
+    """Whether a sequence begins with the same objects as before."""
     return len(holder) >= len(content) and all(map(is_same, holder, content))
 
 
@@ -170,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_told(value: Any, depth: int = 0) -> bool:
-    """Whether a value is a number, text or tensor, or a container of such, to a bounded depth."""
+    """Whether a value is a number, text or tensor, or a container of these, to a bounded depth."""
     if value is None or isinstance(value, str) or _is_number(value):
         return True
     if isinstance(value, torch.Tensor):
@@ -185,7 +185,7 @@ def is_told(value: Any, depth: int = 0) -> bool:
 def recorders_inserted(
     objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
 ) -> Iterator[list[str]]:
-    """Put a recorder in place of each container, for as long as the context is open.
+    """Put a recorder in place of each container while the context is open.
 
     Args:
         objects: The object graph of the step.
@@ -193,8 +193,8 @@ def recorders_inserted(
         note: Called with what the recorders note.
 
     Yields:
-        A list that finally has the names of those that the step has not filled, except those that
-        only another path of it fills.
+        A list that in the end names the containers that the step has not filled, except those that
+        only another path fills.
 
     Raises:
         OtherUse: The step replaces a container, or it fills one in another way.
@@ -219,7 +219,7 @@ def recorders_inserted(
             replaced += [name for slot in slots[name] if slot.get() is not made[name]]
             for slot in slots[name]:
                 slot.set(filled[name].holder)
-    # Here the step has run through.
+    # The step has run to its end.
     grown = [n for n, each in made.items() if _len(each) > 1 and not isinstance(each, _Reopened)]
     used = [*replaced, *grown]
     if used:
@@ -236,7 +236,7 @@ def recorders_inserted(
 
 
 class _Hidden:
-    """The one item of a recorder, which only code in C can see."""
+    """A recorder's only item, which only C code can see."""
 
 
 _HIDDEN = _Hidden()
@@ -248,8 +248,8 @@ def _recorder_of(holder: Any, note: Note, name: str, keys: tuple[Any, ...] = ())
     Args:
         holder: The container that it stands for.
         note: Called with what it notes.
-        name: Of the container, or of the one that holds it.
-        keys: That lead from there to it.
+        name: The name of the container, or of the one that holds it.
+        keys: The keys that lead from there to it.
     """
     kind = type(holder)
     made: Any = _RECORDERS[kind]()
@@ -270,7 +270,7 @@ def recorded_name(value: Any) -> str | None:
 
 
 def _kind_of(made: Any) -> type:
-    """Return the type whose own members see what is in a recorder."""
+    """Return the type whose own members see a recorder's content."""
     return next(kind for kind in _REOPENED if isinstance(made, kind))
 
 
@@ -325,11 +325,11 @@ def _get_default(self: Any, key: Any) -> Any:
 
 
 class _Reopened:
-    """Mixin of a cleared recorder: it holds what it notes, and can be read."""
+    """Mixin of a cleared recorder, which holds what it notes and can be read."""
 
 
 def _clear(self: Any) -> None:
-    """Begin to hold what is noted; the hidden item goes."""
+    """Begin to hold what is noted, without the hidden item."""
     _noted(self, "clear")
     kind = _kind_of(self)
     kind.clear(self)
@@ -343,7 +343,7 @@ def _clear_slice(self: Any, index: Any) -> None:
 
 
 def _noting(kind: type, name: str, note: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a member of a reopened container that notes what it does, and does it."""
+    """Return a member of a reopened container that notes what it does and does it."""
     real = getattr(kind, name)
 
     def member(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -356,7 +356,7 @@ def _noting(kind: type, name: str, note: Callable[..., Any]) -> Callable[..., An
 
 
 def _reopened_class(kind: type, members: Mapping[str, Callable[..., Any]]) -> type:
-    """Return a subclass that holds and notes; what changes it otherwise is another use."""
+    """Return a subclass that notes and holds items; any other change is another use."""
     noting = {name: _noting(kind, name, note) for name, note in members.items()}
     others = {n: _other_use for n in _CHANGES if hasattr(kind, n)}
     clear = {"clear": _noting(kind, "clear", lambda self: _noted(self, "clear"))}
@@ -365,19 +365,19 @@ def _reopened_class(kind: type, members: Mapping[str, Callable[..., Any]]) -> ty
 
 
 def _recorder_class(kind: type, members: Mapping[str, Any]) -> type:
-    """Return a subclass of which every other member of its type is another use."""
+    """Return a subclass in which every other member of the type counts as another use."""
     others = {n: _other_use for n in dir(kind) if n not in _OWN and callable(getattr(kind, n))}
     members = {**others, **members, "is_pardnn_recorder": True}  # no walk enters it
     return type(f"Recorded{kind.__name__}", (kind,), members)
 
 
-#: What changes a container in another way than to fill it.
+#: Methods that change a container other than by filling it.
 _CHANGES = ("__delitem__", "__imul__", "__ior__", "__setitem__", "extendleft", "insert", "pop",
             "popitem", "popleft", "remove", "reverse", "rotate", "setdefault", "sort")  # fmt: skip
 _LIST = {"append": _append, "extend": _extend, "__iadd__": _iadd}
 _DEQUE = {**_LIST, "appendleft": _append_left}
 _DICT = {"__setitem__": _set_item, "update": _update}
-#: A `defaultdict` that is cleared would make items that nobody notes: that is another use.
+#: A cleared `defaultdict` would make items unnoticed: that is another use.
 _REOPENED: dict[type, type] = {
     list: _reopened_class(list, _LIST),
     deque: _reopened_class(deque, _DEQUE),

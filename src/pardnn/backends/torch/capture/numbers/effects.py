@@ -1,13 +1,13 @@
 """Effects of a step outside the graph: prints, log records, lists of losses, and checks that raise.
 
 Problem: `print(f"{i}: {loss.item():.3f}")` and `if loss.isnan(): raise` need numbers that only a
-run knows, and the graph does not depend on them.
+    run knows; the graph does not depend on them.
 
 Idea: while the step is traced, a number's text is a mark, and a call of `print` or of a logger is
 recorded with its arguments; each rank makes it after each step, with the numbers. A branch on data
 is tried both ways: if one way raises before any further call on tensors, the other way is the step,
 and each rank raises after a step in which the condition came out the other way, including what that
-way prints before.
+way prints first.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Effects:
     """The effects of a traced step, in order.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         is_long: Whether marks of texts are long; see `texts`.
 
     Attributes:
         noted: The effects as data, with values of the trace for numbers.
         calls: Calls whose results outlive the step for them.
-        texts: That the step makes of numbers.
+        texts: The texts that the step makes of numbers.
         lines: "file.py:line" of each effect, by its id.
     """
 
@@ -68,14 +68,14 @@ class Effects:
         return self._tracer.scalars.hints
 
     def _note(self, kind: str, content: list[Any]) -> None:
-        """Note an effect; one after code under a condition does not belong to that code."""
+        """Note an effect; after data-dependent code has ended, it no longer belongs to it."""
         if self._tracer.before_call is not None:
             self._tracer.before_call()
         self.noted.append({kind: content})
         self.lines[id(self.noted[-1])] = self._tracer.locator.line()
 
     def tell_unless(self, effect: dict[str, Any], skips: torch.Tensor) -> None:
-        """Let an effect happen only if a boolean tensor is false."""
+        """Make an effect happen only if a boolean tensor is false."""
         if "unless" not in effect:
             effect["unless"] = self._recorded(skips)
 
@@ -84,17 +84,16 @@ class Effects:
         self._note("call", [name, keys, method, args])
 
     def finish(self, objects: ObjectGraph, *, is_first: bool) -> None:
-        """Record what containers got, as it is after the step.
+        """Record what containers got, with its values after the step.
 
         Args:
             objects: The object graph before it.
-            is_first: Whether it is the first step, for which it is not yet known what containers
-                get.
+            is_first: Whether it is the first step, which does not yet know what containers get.
 
         Raises:
             OtherUse: This cannot be recorded, or changes after the step.
-            UnsupportedError: E802, a text of a number went elsewhere than to `print`, a logger or
-                a container.
+            UnsupportedError: E802, the text of a number went anywhere but to `print`, a logger or a
+                container.
         """
         for effect in self.noted:
             if "call" in effect and not of_a_check(effect):
@@ -118,7 +117,7 @@ class Effects:
         return is_new and all(self._is_own(item, objects) for item in items)
 
     def _content(self, value: Any) -> dict[str, Any]:
-        """Return what a container gets, texts by their parts."""
+        """Return what a container gets, with texts split into parts."""
         if isinstance(value, str):
             return {"text": self._parts(value)}
         if isinstance(value, dict):
@@ -153,7 +152,7 @@ class Effects:
         self._trial = len(self._tracer.calls), len(self.noted)
 
     def way_to(self, error: BaseException) -> FailingWay:
-        """Return the effects of the trial, up to the exception that ended it."""
+        """Return the trial's effects up to the exception that ended it."""
         start, first = self._trial
         is_one = len(error.args) == 1 and not isinstance(error.args[0], str)
         message = self._parts(error.args[0] if is_one else str(error))
@@ -190,7 +189,7 @@ class Effects:
         return True
 
     def _again(self, way: FailingWay) -> dict[Value, Value]:
-        """Record again the numbers in a trial's effects; return values by those of the trial."""
+        """Record the numbers in a trial's effects again; return their values by the trial's."""
         tracer, values = self._tracer, {}
         if way.has_numbers:
             values = values_before(tracer.calls, way.calls[: way.start])
@@ -217,7 +216,7 @@ class Effects:
         self._note("tell", [name, method, *self._given(args, kwargs)])
 
     def stepped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the arguments with which a schedule is stepped."""
+        """Note the arguments of a schedule's step."""
         self._note("schedule", [name, *self._given(args, kwargs)])
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -228,7 +227,7 @@ class Effects:
         """Note a call of `print` with a sink as its file.
 
         Args:
-            name: Of the sink.
+            name: The name of the sink.
             args: What is printed.
             sep: Between two of them.
             end: After the last.
@@ -287,11 +286,11 @@ def check_same_effects(one: Effects, other: Effects) -> None:
 
 
 def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
-    """Return the effects of a step with a number for each value, to compare them.
+    """Return a step's effects with a number for each value, to compare them.
 
     Args:
-        told: As effects are noted.
-        number_of: Returns a known number itself, anything else for one that only a run knows.
+        told: The effects as they are noted.
+        number_of: Returns a known number itself, and something else for one that only a run knows.
     """
 
     class Numbers(dict[Value, Any]):
@@ -302,9 +301,9 @@ def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
     return _plain(told, Numbers())
 
 
-#: By the calls that make their values.
+#: Numbers by the calls that make their values.
 _COMPARED_ELSEWHERE = {"set", "rebind", "assign", "trainable", "order", "no_nan"}
-#: What a step does that notes an effect.
+#: What a step does, by the effect that it notes.
 _TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
          "tell": "it writes", "schedule": "it schedules"}  # fmt: skip
 
@@ -327,7 +326,7 @@ def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:
 
 
 def _has_numbers(data: Any) -> bool:
-    """Whether effects have a number in them that only a run knows."""
+    """Whether effects contain a number that only a run knows."""
     if isinstance(data, dict):
         return any(map(_has_numbers, data.values()))
     return data == "?" or (isinstance(data, list) and any(map(_has_numbers, data)))
@@ -335,10 +334,10 @@ def _has_numbers(data: Any) -> bool:
 
 @contextlib.contextmanager
 def effects_noted(tracer: Tracer, *, is_long: bool = True) -> Iterator[Effects]:
-    """Note prints, log records and checks, for as long as the context is open.
+    """Note prints, log records and checks while the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
         is_long: Whether marks of texts are long; see `texts`.
     """
     effects = Effects(tracer, is_long=is_long)

@@ -43,7 +43,7 @@ class FailingWay:
 
     Attributes:
         start: Number of calls before the check.
-        calls: Of the trial.
+        calls: The calls of the trial.
         hints: Its numbers that do not depend on data, by value.
         effects: Those after the check.
         message: The exception's text: texts, and numbers with their formats.
@@ -57,11 +57,11 @@ class FailingWay:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether anything in it is a number of the trial's trace."""
+        """Whether it contains a number of the trial's trace."""
         return bool(values_in([*self.effects, *self.message]))
 
     def fits(self, calls: Sequence[Call]) -> bool:
-        """Whether a trace, up to the check, has the calls of the trial."""
+        """Whether a trace makes the calls of the trial up to the check."""
         kinds = [call.kind for call in self.calls[: self.start]]
         return not self.has_numbers or kinds == [call.kind for call in calls]
 
@@ -74,8 +74,8 @@ class FailingWay:
         """Return effects with the values of another trace; the text of a tensor has its shape.
 
         Args:
-            data: Of `effects` or `message`.
-            values: Those of the other trace, by those of the trial.
+            data: `effects` or `message`.
+            values: The values of the other trace by those of the trial.
         """
         if isinstance(data, dict) and "kept" in data:
             value = data["kept"]
@@ -98,7 +98,7 @@ class Before:
     """The state at the beginning of a trial.
 
     Args:
-        objects: The object graph of the step, as of now.
+        objects: The object graph of the step, as it is now.
         is_first: Whether it is the first step, in which no recorders stand for what it fills.
     """
 
@@ -110,10 +110,10 @@ class Before:
         self._context = contextvars.copy_context()
 
     def left(self, context: contextvars.Context) -> str | None:
-        """Return what has changed, in words; None if nothing has.
+        """Describe what has changed; None if nothing has.
 
         Args:
-            context: In which the trial has run.
+            context: The context in which the trial has run.
         """
         then = self._objects
         found = changes(then.contents).items()
@@ -142,7 +142,7 @@ def _flags(objects: ObjectGraph) -> list[bool]:
     return [entry.value.requires_grad for entry in objects.tensors]
 
 
-#: Whose states `_generators` returns.
+#: Kinds whose states `_generators` returns.
 _GENERATORS = ("torch's random generator", "Python's random generator", "that of NumPy")
 
 
@@ -156,8 +156,8 @@ def values_before(calls: Sequence[Call], others: Sequence[Call]) -> dict[Value, 
     """Return the values of one trace by those of another of the same calls.
 
     Args:
-        calls: Of the one.
-        others: Of the other.
+        calls: The calls of the one trace.
+        others: Those of the other.
     """
     return {
         old: new

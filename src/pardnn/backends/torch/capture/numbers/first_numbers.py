@@ -35,7 +35,7 @@ class Numbers:
     texts: Mapping[str, Any]
 
     def unchanged(self, names: frozenset[str]) -> frozenset[str]:
-        """Return those of some names whose numbers the first step leaves as they are."""
+        """Return which of some names have numbers that the first step leaves unchanged."""
         known = names & self.before.keys() & self.after.keys()
         return frozenset(n for n in known if same_number(self.before[n], self.after[n]))
 
@@ -48,8 +48,8 @@ def numbers_around(
 
     Args:
         before: The objects before it, and the names of tensors by id.
-        after: The same after it.
-        defaults: Of `put_back`.
+        after: The same after the step.
+        defaults: The result of `put_back`.
     """
     then, now = texts_of_states(*before), texts_of_states(*after)
     return Numbers(
@@ -61,13 +61,13 @@ def numbers_around(
 
 
 def put_back(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Put numbers back that the first step has replaced by ones that only a run knows.
+    """Restore numbers that the first step replaced by ones that only a run knows.
 
     Args:
         contents: `ObjectGraph.contents` of the walk before the step.
 
     Returns:
-        The first values, by name, of numbers that it created in a dict of defaults.
+        The first values, by name, of numbers that it created in a `defaultdict` or `Counter`.
     """
     for change in changes(contents).values():
         node = node_of(change.now)
@@ -78,7 +78,7 @@ def put_back(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
 
 
 def _put_defaults(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:
-    """Give numbers that the first step created in a dict of defaults their first values."""
+    """Restore the first values of numbers created in a `defaultdict` or `Counter`."""
     found: dict[str, Any] = {}
     for name, change in changes(contents).items():
         holder = None if change.slot is None else change.slot.holder

@@ -1,4 +1,4 @@
-"""Numbers and gradients left by code that runs depending on data, see `choices`."""
+"""Numbers and gradients that data-dependent code leaves, see `choices`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 
 class Chosen(NamedTuple):
-    """Code that was chosen, and has ended.
+    """A choice whose code has ended.
 
     Attributes:
-        calls: Of the code.
+        calls: The calls of the code.
         made: The calls that select.
         undone: The storages that it writes.
         told: Its effects.
@@ -38,7 +38,7 @@ def changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
 
 
 def first_set(objects: ObjectGraph) -> str | None:
-    """Return the name of a changed plain value that is no number and not an optimizer's."""
+    """Return the name of a changed plain value that is neither a number nor an optimizer's."""
     is_bound = of_optimizers(objects)
     for name, change in changes(objects.contents).items():
         is_plain = isinstance(change.now, (*PLAIN, enum.Enum)) and change.slot is not None

@@ -30,8 +30,8 @@ class _Namespace(NamedTuple):
     """One module's names.
 
     Attributes:
-        held: By name, as they are.
-        then: Likewise, before the step.
+        held: Its values by name, as they are now.
+        then: The same before the step.
         known: Names that the object graph has.
     """
 
@@ -41,7 +41,7 @@ class _Namespace(NamedTuple):
 
 
 def namespaces(objects: ObjectGraph) -> list[_Namespace]:
-    """Return the content of the user's modules whose code a step reaches, and of Python's own.
+    """Return the content of `builtins` and of the user's modules whose code a step reaches.
 
     Args:
         objects: The object graph of the step.
@@ -67,7 +67,7 @@ def replace_globals(
 ) -> None:
     """Replace functions under the names by which the user's code imported them.
 
-    In its globals, or in variables of a function around it.
+    The names are in its globals, or in variables of a function around it.
 
     Args:
         stack: Puts the names back.
@@ -78,7 +78,7 @@ def replace_globals(
         space = function.__globals__
         for key in names_in(function.__code__):
             real = space.get(key)
-            if id(real) in others:  # mock.patch.dict would undo all that the step sets
+            if id(real) in others:  # `mock.patch.dict` would undo everything that the step sets
                 space[key] = others[id(real)]
                 stack.callback(space.__setitem__, key, real)
         for _, cell in cells(function):
@@ -98,10 +98,10 @@ def _content(cell: types.CellType) -> Any:
 def check_namespaces(
     spaces: list[_Namespace], line: Callable[[str], str | None] = lambda _name: None
 ) -> None:
-    """Put back what a step has bound there, and reject it.
+    """Restore what a step has bound there, and reject the step.
 
     Args:
-        spaces: Of `namespaces`, before the step.
+        spaces: The result of `namespaces` before the step.
         line: Returns where the user's code binds a name.
 
     Raises:
@@ -110,7 +110,7 @@ def check_namespaces(
     changed: list[str] = []
     for held, then, known in spaces:
         for name, now in list(held.items()):
-            # An import adds modules, a warning its registry.
+            # An import adds modules, and a warning its registry.
             is_own = isinstance(now, types.ModuleType) or name.startswith("__") or name in known
             if not is_own and (name not in then or then[name] is not now):
                 changed.append(f"{held.get('__name__', '')}.{name}".lstrip("."))

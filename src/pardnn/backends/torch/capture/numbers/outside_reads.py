@@ -39,7 +39,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
 from pardnn.backends.torch.user_step.code_names import is_library_frame, names_in
 
-#: All that reads or writes a file by its path goes through one of these, or through C.
+#: Every access to a file by its path goes through one of these, or through C.
 _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
           (os, "listdir"), (os, "scandir"), (os, "access"), (os, "readlink"), (np, "fromfile"),
           (torch, "from_file"), (os, "remove"), (os, "unlink"), (os, "rename"), (os, "replace"),
@@ -48,7 +48,7 @@ _FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "ls
 #: Behind `secrets`, `uuid.uuid4`, `random.SystemRandom` and generators without a seed: what comes
 #: out alike in two traces, as a rare event does, would be frozen.
 _ENTROPY = "asks the system for random bytes"
-#: What else is asked of the world, as people say it; `requests` and `urllib` connect sockets.
+#: Other requests to the outside, in words; `requests` and `urllib` connect sockets.
 _OTHERS: dict[tuple[Any, str], str] = {
     (os, "system"): "starts a program",
     (subprocess.Popen, "_execute_child"): "starts a program",
@@ -69,7 +69,7 @@ _OTHERS: dict[tuple[Any, str], str] = {
     **{(socket.socket, f"recv{way}"): "reads from a socket" for way in ("", "_into", "from")},
     **{(socket.socket, f"send{way}"): "writes to a socket" for way in ("", "all", "to")},
 }
-#: What Python and torch look up for themselves, below the user's line.
+#: What Python and torch look up on their own, below the user's line.
 _INTERNAL = (
     "pardnn",
     "importlib",
@@ -86,7 +86,7 @@ APART_S = 100_000_007
 _CLOCKS = (
     "time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime",
 )  # fmt: skip
-#: They take the moment that they show, or show the present one: its position among arguments.
+#: Functions that show a given moment or else the present: its position among the arguments.
 _SHOWN_MOMENT = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 
 
@@ -95,7 +95,7 @@ class Look(NamedTuple):
 
     Attributes:
         deed: What the step does: "opens a connection"; empty for a file or folder.
-        path: Of the file or folder, as the step gives it; None for anything else.
+        path: The path of the file or folder, as the step gives it; None for anything else.
         line: "file.py:line" of the user's code; None if unknown.
     """
 
@@ -106,7 +106,7 @@ class Look(NamedTuple):
 
 @contextlib.contextmanager
 def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
-    """Note what the user's code looks at outside the process, while the context is open.
+    """Note what the user's code looks at outside the process while the context is open.
 
     Args:
         line: Returns the user's line that runs.
@@ -119,7 +119,7 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
                 mock.patch.object(owner, name, noted.calls_of(getattr(owner, name)))
             )
         for (owner, name), deed in _OTHERS.items():
-            if not hasattr(owner, name):  # not each system tells its load
+            if not hasattr(owner, name):  # not every system has `getloadavg`
                 continue
             new = noted.calls_of(getattr(owner, name), deed)
             stack.enter_context(mock.patch.object(owner, name, new))
@@ -127,7 +127,7 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
 
 
 class _Noted:
-    """Notes looks of one thread; finding the caller looks at files, too, which is not noted."""
+    """Notes looks of one thread; finding the caller looks at files, too, and is not noted."""
 
     def __init__(self, found: list[Look], line: Callable[[], str | None]) -> None:
         self._found, self._line, self._is_noting = found, line, False
@@ -158,20 +158,20 @@ class _Noted:
 
     def _note(self, path: Any) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
-            return  # of a file that is open
+            return  # a file that is already open
         text = os.fsdecode(path)
         if not text.startswith(_SYSTEM) and _is_of_users(sys._getframe(2)):
             self._found.append(Look("", text, self._line()))
 
 
 def _is_deed(deed: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call with some arguments is one: a seed of its own asks the system for nothing."""
+    """Whether a call asks the system for anything: with a seed of its own, it does not."""
     is_seed = deed == _ENTROPY and isinstance(next(iter(args), None), random.Random)
     return not is_seed or args[1:] in ((), (None,))
 
 
 def _is_of_users(frame: types.FrameType | None) -> bool:
-    """Whether the user's code asks, by itself or by a library that reads for it."""
+    """Whether the user's code asks, directly or through a library that reads for it."""
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
         if not is_library_frame(frame):
@@ -184,10 +184,10 @@ def _is_of_users(frame: types.FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Show the user's code another time than in other traces, while the context is open.
+    """Show the user's code a different time in each trace while the context is open.
 
     Args:
-        number: Of the trace; 0 for the true time.
+        number: The number of the trace; 0 for the true time.
         functions: The user's, which may have imported a clock by its name.
     """
     with contextlib.ExitStack() as stack:
@@ -206,7 +206,7 @@ def clock_set(number: int, functions: Collection[types.FunctionType]) -> Iterato
 def _shifted_clocks(by_s: int) -> Iterator[tuple[types.ModuleType, str, Any]]:
     """Yield clocks, by module and name, with replacements that are `by_s` seconds later."""
     is_asked = _asked_by_user()
-    for name in filter(functools.partial(hasattr, time), _CLOCKS):  # not each system has all
+    for name in filter(functools.partial(hasattr, time), _CLOCKS):  # not all systems have all
         yield time, name, _later(getattr(time, name), by_s, is_asked)
         yield time, f"{name}_ns", _later(getattr(time, f"{name}_ns"), by_s * 10**9, is_asked)
     for name, position in _SHOWN_MOMENT.items():
@@ -252,7 +252,7 @@ def _showing(
 
 
 def _later_dates(real: type[Any], by_s: int, is_asked: Callable[[], bool]) -> type[Any]:
-    """Return what stands for the class `real` and makes its objects; only its present is later."""
+    """Return a stand-in for the class `real` whose present is later; it makes `real` objects."""
 
     class Stand(type(real)):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -279,7 +279,7 @@ def _later_dates(real: type[Any], by_s: int, is_asked: Callable[[], bool]) -> ty
 
 
 def _later_numpy_dates(by_s: int, is_asked: Callable[[], bool]) -> type[Any]:
-    """Return what stands for `numpy.datetime64`; only "now" and "today" are later."""
+    """Return a stand-in for `numpy.datetime64` with a later "now" and "today"."""
     real = np.datetime64
 
     class Stand(type):

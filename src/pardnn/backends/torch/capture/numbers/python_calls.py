@@ -40,7 +40,7 @@ _DIVMOD = divmod
 
 @contextlib.contextmanager
 def python_calls() -> Iterator[None]:
-    """Let functions of `math`, and some of NumPy, record their calls on symbols."""
+    """Make functions of `math`, and some of NumPy, record their calls on symbols."""
     with contextlib.ExitStack() as stack:
         for name, (_, new) in _OF_MATH.items():
             stack.enter_context(mock.patch.object(math, name, new))
@@ -75,7 +75,7 @@ def python_calls() -> Iterator[None]:
 def numbers_told(functions: Collection[types.FunctionType]) -> Iterator[None]:
     """Let the user's code see a symbol as a number: `assert isinstance(value, float)`.
 
-    And a placeholder as a tensor: `type(x) is torch.Tensor`. torch's own code tells both apart.
+    A placeholder looks like a tensor: `type(x) is torch.Tensor`. torch's own code tells them apart.
     Functions that it imported by their names (`from math import cos`) record their calls as well.
 
     Args:
@@ -100,7 +100,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 def class_of(value: Any) -> type:
-    """Return the type of a value, or of its counterpart in an eager step."""
+    """Return the type that a value has in an eager step."""
     if isinstance(value, FakeTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     node = node_of(value)
@@ -119,7 +119,7 @@ class _Asked(type):
         return isinstance(value, type)
 
     def __subclasscheck__(cls, kind: type) -> bool:
-        """Whether a class is one of classes."""
+        """Whether a class is a subclass of another."""
         return issubclass(kind, type)
 
 
@@ -128,7 +128,7 @@ class _Type(metaclass=_Asked):
 
 
 def _is_of_torch() -> bool:
-    """Whether torch's code makes the call that is about to be answered."""
+    """Whether torch's code makes the current call."""
     return sys._getframe(2).f_globals.get("__name__", "").startswith("torch")
 
 
@@ -153,7 +153,7 @@ def _choosing(real: Callable[..., Any], is_better: Callable[..., Any]) -> Callab
 
 
 def _asking(real: Callable[..., Any], decides: bool) -> Callable[..., Any]:
-    """Return `all` or `any`; an item that is `decides` decides."""
+    """Return `all` or `any`, which an item whose truth is `decides` settles."""
 
     def call(items: Any, /) -> Any:
         if _is_of_torch():
@@ -178,7 +178,7 @@ def _as_numpy(number: Any, name: str) -> Any:
 
 
 def _with_a_float(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of NumPy that gives a float, where that of `math` gives an int."""
+    """Return NumPy's version of a function, which gives a float where `math` gives an int."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         is_recorded = len(args) == 1 and not kwargs and node_of(args[0]) is not None
@@ -188,10 +188,10 @@ def _with_a_float(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hash(number: torch.SymInt) -> int:
-    """Let a number be looked up in a set or a dictionary: its value is guarded.
+    """Allow a number to be looked up in a set or dictionary: its value is guarded.
 
     Raises:
-        TypeError: It would become a key: of a dictionary, or of a function's cache.
+        TypeError: It would become a key of a dictionary or of a function's cache.
     """
     if number.node.is_nested_int():
         return hash(number.node.nested_int())
@@ -216,7 +216,7 @@ def _looks_up(code: types.CodeType, at: int) -> bool:
 
 
 def _reduced(number: Any, protocol: Any) -> Any:
-    """Let a number be pickled: its value is guarded. A copy of it is itself."""
+    """Allow a number to be pickled: its value is guarded. A copy of it is itself."""
     node, caller = node_of(number), sys._getframe(1).f_globals.get("__name__")
     if node is None or caller == "copy":
         return object.__reduce_ex__(number, protocol)
@@ -235,7 +235,7 @@ def _floor_division(real: Callable[..., Any], *, is_reflected: bool) -> Callable
         is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
         if node_of(this) is None or not is_number:
             return real(this, other)
-        if isinstance(other, int | float):  # NumPy's and enumerations' as well
+        if isinstance(other, int | float):  # NumPy's and enum members as well
             other = as_symbol(int(other) if isinstance(other, int) else float(other), this)
         number, by = (other, this) if is_reflected else (this, other)
         return symbol(number.node.floordiv(by.node))

@@ -17,7 +17,7 @@ from pardnn.backends.torch.capture.trace_ir import ITEM
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.errors import UserCodeError
 
-#: Each check takes up to two traces as far as to it.
+#: Each check costs up to two traces as far as the check.
 _MAX_CHECKS = 32
 #: What torch calls on a gradient to learn whether it has a NaN.
 _NAN_SEARCH = ("aten.isnan.default", "aten._is_any_true.default", ITEM)
@@ -28,7 +28,7 @@ class Check:
     """A branch on data of which one way only raises.
 
     Attributes:
-        outcome: Of the condition if it does not raise.
+        outcome: The outcome of the condition if it does not raise.
         kind: Name of the exception's class.
         line: "file.py:line" of the user's code; None if unknown.
         way: Effects of the other branch, and the exception's text.
@@ -43,20 +43,20 @@ class Check:
 
 
 class NoCheck(BaseException):
-    """A trial has reached a call on tensors. No `except Exception` of the user catches it."""
+    """A trial has reached a call on tensors. The user's `except Exception` does not catch it."""
 
 
 class Questions:
     """The branches on data of one trace.
 
     Args:
-        checks: Those known from earlier traces, in order.
-        trial: Outcome of the first that is not known; None raises there.
+        checks: The checks known from earlier traces, in order.
+        trial: Outcome of the first unknown one; None raises there.
 
     Attributes:
         is_trying: Whether the trial has begun.
-        on_check: Called with the node and the check at each known one; returns False if what the
-            check tells is of another trace than this one.
+        on_check: Called with the node and the check at each known one; returns False if the check's
+            output belongs to another trace.
         on_trial: Called where the trial begins.
         way_to: Returns the effects of the trial, and the text of the exception that ended it.
         left: What else the trial changed before it raised, in words; None if nothing.
@@ -76,7 +76,7 @@ class Questions:
         """Return the outcome of a condition for which the step does not raise.
 
         Raises:
-            UnsupportedError: E802, if it is no check.
+            UnsupportedError: E802, if it is not a check.
         """
         if self.is_trying:
             raise NoCheck
@@ -96,7 +96,7 @@ class Questions:
 
         Args:
             node: Whether a gradient has a NaN.
-            line: Of the backward pass.
+            line: The line of the backward pass.
         """
         made = node.operand.call
         while made.kind in _NAN_SEARCH:
@@ -113,9 +113,9 @@ class Questions:
 
         Args:
             flag: What it asks: a bool, or a symbol.
-            outcome: Of the flag where it does not raise.
-            error: That it raises; at once, where the flag is the same in every step.
-            line: Of the call.
+            outcome: The outcome of the flag where it does not raise.
+            error: The error that it raises; raised at once if the flag is the same in every step.
+            line: The line of the call.
         """
         node = node_of(flag)
         if node is not None:
@@ -153,7 +153,7 @@ class Questions:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Whether `raise`, `assert` or `sys.exit` made it, and not a call that failed in the tracer."""
+    """Whether `raise`, `assert` or `sys.exit` made it, not a call that failed in the tracer."""
     if isinstance(error, SystemExit):
         return True
     trace = error.__traceback__

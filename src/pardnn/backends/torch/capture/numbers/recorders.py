@@ -38,19 +38,19 @@ class Recorders:
         self._objects, self._known = objects, known
         spaces = [(x.namespace, x.name) for _, x, _ in objects.contents if type(x) is GlobalName]
         self.of_classes = {(each, key) for each, key in spaces if isinstance(each, type)}
-        self._others: set[str] = set()  # with which the step does more
+        self._others: set[str] = set()  # names of objects with other uses
         self._refused: PardnnError | None = None
         self.filled: dict[str, Filled] = {}
         self.sinks: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Find the sinks; only the first step shows which containers it fills."""
+        """Find the sinks; the filled containers are known only after the first step."""
         sinks = sinks_of(self._objects)
         self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_outside(x)}
         self.filled = {}
 
     def take_filled(self, stood_for: Mapping[int, torch.Tensor]) -> dict[str, Any]:
-        """Take the containers that the first step has filled, and empty them again.
+        """Take the containers that the first step has filled, and restore their content.
 
         Args:
             stood_for: See `filled_containers`.
@@ -66,11 +66,11 @@ class Recorders:
         """Learn from what ended a trace.
 
         Raises:
-            PardnnError: Recorders have nothing to do with it.
+            PardnnError: Recorders did not cause it.
         """
         if isinstance(error, OtherUse):
             found = alike(error.name, [*self.filled, *self.sinks])
-            if found <= self._others:  # the next trace would end alike, and the one after it
+            if found <= self._others:  # every later trace would end in the same way
                 raise changed_state(sorted(found)) from error
             self._others |= found
             return

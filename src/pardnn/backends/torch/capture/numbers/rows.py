@@ -22,7 +22,7 @@ class _Rows:
         self._names: dict[Value, str] = {}
 
     def name_of(self, value: Any) -> str:
-        """Return the name of a value of the trace: an input's own, or that of its row."""
+        """Return the name of a value of the trace: the input's, or its row's."""
         if not isinstance(value, Value):
             raise KeyError
         stack = [value]
@@ -43,7 +43,7 @@ class _Rows:
         return self._names[value]
 
     def truth(self, value: Value) -> str:
-        """Return the name of a new row: whether a number is true."""
+        """Add a row for whether a number is true, and return its name."""
         self.rows.append(["bool", {"tensor": self.name_of(value)}])
         return f"#{len(self.rows) - 1}"
 
@@ -57,7 +57,7 @@ def host_rows(
     """Return the host program of a trace as JSON; None if it is empty.
 
     Args:
-        scalars: Of the trace.
+        scalars: The scalars of the trace.
         guarded: Inputs whose guard is a condition of the program.
         writes: New values of the user's numbers, symbols and plain ones, by name.
         initial: First values of numbers that the first step creates, by name.

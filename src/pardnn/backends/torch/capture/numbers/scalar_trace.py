@@ -16,7 +16,7 @@ from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.ops.codec import instances
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol, tested_input
 
-#: Evaluates a graph of autograd; under `detect_anomaly` it looks for NaN in each gradient.
+#: What evaluates an autograd graph; under `detect_anomaly`, it looks for NaN in each gradient.
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _SMALLEST_FLOAT = 5e-324
 _FIRST_SENTINEL = 0x5EED0000
@@ -26,13 +26,13 @@ class ScalarTrace:
     """Records host arithmetic among the calls of a trace; the `ScalarRecorder` of its nodes.
 
     Args:
-        calls: Of the trace; extended.
+        calls: The calls of the trace; extended.
         locator: Finds the user's line of each call.
 
     Attributes:
         guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
         conditions: Computed host scalars that a branch depended on, what they were, and the line.
-        hints: The number in the traced step of each host scalar that does not depend on data.
+        hints: The traced step's number for each host scalar that does not depend on data.
         is_index_asked: Whether any number was used as an index or a count.
         forced_decisions: Outcomes of the next branches on data.
         choices: Returns the outcome of a branch whose code can be undone.
@@ -76,7 +76,7 @@ class ScalarTrace:
     def sentinel(self, number: Any) -> Any:
         """Return a plain float that stands for a symbol, for an op whose schema takes no symbols.
 
-        It is a subnormal number that no program computes with; `node_behind` maps it back.
+        It is a subnormal number that no program uses; `node_behind` maps it back.
         """
         node = node_of(number)
         if node is None or node.kind is not float:
@@ -92,8 +92,8 @@ class ScalarTrace:
     def guard_scalar(self, node: HostNode, *, is_truth: bool = False) -> Any:
         """Return the number behind a node and guard what Python needs of it, as `ScalarRecorder`.
 
-        For an input, its value or whether it is zero is guarded; for what is computed from inputs,
-        the outcome.
+        For an input, that is its value or whether it is zero; for what is computed from inputs, the
+        outcome.
         """
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
@@ -124,7 +124,7 @@ class ScalarTrace:
 def is_anomaly_check() -> bool:
     """Whether `torch.autograd.detect_anomaly` asks for a number, rather than Python code.
 
-    Hooks and functions of users run below the engine, too; they have frames of their own.
+    The user's hooks and functions run below the engine, too, but have their own frames.
     """
     if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
         return False
@@ -137,7 +137,7 @@ def is_anomaly_check() -> bool:
 
 
 def is_in_optimizer() -> bool:
-    """Whether an optimizer takes its step, which is late enough for it to read norms as numbers."""
+    """Whether an optimizer takes its step: that is late enough to read norms as numbers."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "step" and isinstance(

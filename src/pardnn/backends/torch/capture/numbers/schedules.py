@@ -1,7 +1,7 @@
 """Learning rate schedules that a step steps itself: called for real after each step.
 
-Problem: `scheduler.step()` computes the next rates in Python, by any function of the user, branches
-on counts and replaces lists.
+Problem: `scheduler.step()` computes the next rates in Python with any function of the user's,
+    branches on counts and replaces lists.
 
 Idea: the graph contains none of it. While the step is traced, the call is only recorded, and each
 rank makes it after each step, with its arguments: the metric of `ReduceLROnPlateau`, an epoch. The
@@ -45,7 +45,7 @@ def schedule_numbers(objects: ObjectGraph) -> frozenset[str]:
 
 @contextlib.contextmanager
 def schedules_noted(objects: ObjectGraph, locator: Locator, tell: Tell) -> Iterator[list[str]]:
-    """Note calls of `scheduler.step()` instead of making them, for as long as the context is open.
+    """Note calls of `scheduler.step()` instead of making them while the context is open.
 
     Args:
         objects: The object graph of the step.
@@ -112,7 +112,7 @@ def _replaced(value: Any, gone: Any) -> Any:
 
 
 class _Gone(HostNode):
-    """A number that a schedule, stepped before, would have changed: it can't be read."""
+    """A number that a schedule stepped earlier would have changed: it can't be read."""
 
     def __init__(self, schedule: str, locator: Locator) -> None:
         super().__init__(self, None, float)

@@ -36,13 +36,13 @@ class Selection:
     Attributes:
         floats: Whether floats of arguments and groups are.
         ints: Whether ints of arguments and groups are, and numbers of objects.
-        frozen: Names of ints that are not, and of floats with one value for the graph.
-        held: Names of numbers of objects that are.
-        live: Names among them of numbers that the step only reads, and that change between calls.
+        frozen: Names of ints that are not symbols, and of floats with one value for the graph.
+        held: Names of numbers of objects that are symbols.
+        live: Names among `held` of numbers that the step only reads and that change between calls.
         start: Values to trace with, by name, instead of those that the first trace left.
-        created: Names among them of numbers that the first step creates.
-        defaults: What a `defaultdict` or `Counter` gives for those that the first step creates.
-        tables: Lists and tuples into which symbols lead; None before any was asked for an index.
+        created: Names among `held` of numbers that the first step creates.
+        defaults: What a `defaultdict` or `Counter` gives for numbers that the first step creates.
+        tables: Lists and tuples that symbols index; None before any was used as an index.
         decided: Names among those of `held` that stay symbols without `ints`.
         is_first: Whether the first step is traced, which creates states.
     """
@@ -62,12 +62,12 @@ class Selection:
     def sources(
         self, found: Iterable[Source], objects: ObjectGraph, names: Mapping[int, str]
     ) -> list[Source]:
-        """Return the sources of the numbers that shall be symbols.
+        """Return the sources of the numbers that become symbols.
 
         Args:
             found: Sources of the step.
             objects: The object graph of the step.
-            names: Of tensors by id.
+            names: The names of tensors by id.
         """
         chosen = [source for source in found if self._is_symbol(source)]
         held = self.held if self.ints else self.decided
@@ -85,7 +85,7 @@ class Selection:
 
         Args:
             objects: The object graph of the step.
-            names: Of tensors by id.
+            names: The names of tensors by id.
         """
         places = numbers_by_name(objects.contents, names)
         for name in self.start.keys() & places.keys():
@@ -96,7 +96,7 @@ class Selection:
         return replace(self, held=self.held - names, live=self.live - names)
 
     def plain(self, trace: StepTrace) -> Selection:
-        """Return the selection with plain numbers for all but the floats, and what data decides.
+        """Return the selection with symbols only for floats and for what data decides.
 
         Args:
             trace: Made with this selection.
@@ -107,7 +107,7 @@ class Selection:
 
 
 NO_SYMBOLS = Selection(floats=False, ints=False, is_first=True)
-#: Of a first step that becomes a graph of its own.
+#: The selection of a first step that becomes a graph of its own.
 OPENING = Selection(ints=False, is_first=True)
 
 
@@ -128,10 +128,10 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
     """Return the selection without tables, `live` numbers, ints or floats of arguments.
 
-    None if nothing of these is left. Settings of optimizers may change at each call, and stay.
+    None if none of these is left. Settings of optimizers stay: they may change at each call.
 
     Args:
-        chosen: With which the step cannot be traced.
+        chosen: The selection with which the step cannot be traced.
         found: Sources of the step.
     """
     if chosen.tables:
@@ -152,8 +152,8 @@ def reconsidered(
 
     Args:
         chosen: What the trace was made with.
-        trace: Of the repeating step.
-        first: Of the first step.
+        trace: The trace of the repeating step.
+        first: That of the first step.
         numbers: Held before and after the first step.
 
     Raises:
@@ -184,7 +184,7 @@ def _other(
     changed = {name: each for name, each in written.items() if not is_filled(each)}
     others = [name for name in changed if name not in trace.sources]
     unknown = [n for n in others if is_arithmetic(changed[n]) and n in numbers.after]
-    # A step may do what differs by a count that is no symbol yet: `if self.n % 100 == 0: ...`.
+    # A step may depend on a count that is not yet a symbol: `if self.n % 100 == 0: ...`.
     if others and not unknown:
         raise changed_state([*changed])
     start = {name: numbers.before[name] for name in changed if name in numbers.before}
@@ -196,7 +196,7 @@ def _other(
         if node_of(each.now) is None and each.now not in (0, 1)
         and not same_number(each.now, numbers.after.get(n))
     ]  # fmt: skip
-    if plain:  # a number may begin again, but what differs in each trace would be frozen
+    if plain:  # a number may restart, but what differs in each trace would be frozen
         raise changed_state(plain)
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
@@ -208,10 +208,10 @@ def _other(
 
 
 def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dict[str, Any]:
-    """Return the numbers that the first step sets and this one does not, as they were before.
+    """Return the first values of numbers that the first step sets and this one does not.
 
-    `self.total = 0.0` ends where the next step begins, and so changes nothing in a trace that
-    begins where the first one has ended; the number is a symbol that begins where it was before.
+    `self.total = 0.0` changes nothing in a trace that starts from what the first step left. Such a
+    number is a symbol that starts from its value before the first step.
     """
     before, after = numbers.before, numbers.after
     known = (before.keys() & after.keys()) - trace.changed.keys() - trace.sources.keys()
@@ -223,7 +223,7 @@ def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dic
 
 
 def check_constants(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step that leaves another plain number in another trace, such as one of a clock.
+    """Reject a step that leaves a different plain number in each trace, as from a clock.
 
     Raises:
         UnsupportedError: E804.
@@ -236,10 +236,10 @@ def check_constants(one: StepTrace, other: StepTrace) -> None:
 
 
 def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
-    """Note the numbers of objects that a step changes by data, `self.total += loss.item()`.
+    """Note the numbers of objects that data changes: `self.total += loss.item()`.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         chosen: What it was made with.
     """
     overwritten = _overwritten(trace)
@@ -252,7 +252,7 @@ def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
 
 
 def _agrees(trace: StepTrace, first: StepTrace) -> bool:
-    """Whether the repeating step, from the first values, takes the first step's numbers."""
+    """Whether the repeating step, from the first values, gives the first step's numbers."""
     tracer = trace.tracer
     return is_part_of(tracer.calls, tracer.scalars.hints, first.tracer.calls)
 
@@ -264,7 +264,7 @@ def _hint(change: Changed) -> Any:
 
 
 def _needed(trace: StepTrace) -> frozenset[str]:
-    """Return the names of numbers of which Python needed the number itself."""
+    """Return the names of numbers whose value Python itself needed."""
     guards = trace.tracer.scalars.guards
     return frozenset(n for n, v in trace.values.items() if guards.get(v) == "exact")
 
@@ -280,7 +280,7 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
     """Return the plain values that the step changes, by name; see `_overwritten`.
 
     Args:
-        trace: Of the step.
+        trace: The trace of the step.
         chosen: What it was made with.
     """
     return {
@@ -294,7 +294,7 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
 def _overwritten(trace: StepTrace) -> dict[str, Changed]:
     """Return the settings of optimizers, such as `group["lr"]`, that a step sets and never reads.
 
-    This graph does not see what the last step left there, but another graph or a person may.
+    This graph never reads what the last step left there, but another graph or a person may.
     """
     return {
         name: change
@@ -349,7 +349,7 @@ def _first_values(
 
 
 def _guesses(left: Any, then: Any) -> list[Any]:
-    """Return values from which a step may have made `left`, and `then` from that."""
+    """Return values from which one step may make `left`, and the next one `then`."""
     guesses = [left - (then - left), type(left)(0), type(left)(1), 0, 1, left]
     return guesses if not isinstance(left, float) or not then else [*guesses, left * left / then]
 
@@ -370,7 +370,7 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     """Return the values on which the graph relies and those that it writes, for its loss op.
 
     Args:
-        trace: Of the step that repeats.
+        trace: The trace of the step that repeats.
         chosen: What it was made with.
     """
     scalars = trace.tracer.scalars
@@ -392,7 +392,7 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     )
     read = {value for call in trace.tracer.calls for value in call.inputs}
     read.update(scalars.guards, scalars.conditions)
-    # A setting of an optimizer that no call reads may be one that a first step reads.
+    # An optimizer setting that no call reads may be read by a first step.
     ours = {n for n in live if trace.values[n] in read or ".param_groups." not in f".{n}"}
     settings = {name: value for name, value in trace.settings.items() if name not in ours}
     unread = sorted(n for n in chosen.live if trace.values[n] not in read)

@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.number_texts import text_format
 
-#: The modules here that make texts of what a step tells.
+#: Modules of this package that make texts of a step's effects.
 _TELLS = (".numbers.effects", ".numbers.texts", ".numbers.user_code")
-#: In short marks: the first private character beyond the basic plane stands for number 0.
+#: Number 0 in short marks: the first private character beyond the basic plane.
 _FIRST, _MAX = 0xF0000, 0x1FFFD
-#: What stands around the number in a long mark.
+#: What surrounds the number in a long mark.
 _BEGIN, _END = "-0.0e+ InfaN \ue000", "\ue001 nAn -E+0.0"
 _MARK = re.compile(f"{re.escape(_BEGIN)}([0-9]+){re.escape(_END)}| ([\U000f0000-\U0010fffd]) ")
 
@@ -39,14 +39,14 @@ class Texts:
 
     Args:
         locator: Finds the user's line.
-        record: Makes a copy of a tensor, as it is now, for its text.
+        record: Copies a tensor, as it is now, for its text.
         is_long: Whether marks are long.
     """
 
     def __init__(
         self, locator: Locator, record: Callable[[Any], Any], *, is_long: bool = True
     ) -> None:
-        # Numbers with their formats, and the lines that made texts of them.
+        # Numbers, their formats, and the lines that made the texts.
         self._made: list[tuple[Any, str, str | None]] = []
         self._told: set[int] = set()
         self._locator, self._record, self._is_long = locator, record, is_long
@@ -68,7 +68,7 @@ class Texts:
         at = 0
         for found in _MARK.finditer(text):
             index = int(found[1]) if found[1] else ord(found[2]) - _FIRST
-            if index < len(self._made):  # else a character of the user's own
+            if index < len(self._made):  # else the character is the user's own
                 if found.start() > at:
                     yield text[at : found.start()]
                 self._told.add(index)
@@ -84,7 +84,7 @@ class Texts:
 
     @property
     def untold(self) -> tuple[str | None] | None:
-        """The user's line of a text that was not output; None if there is none."""
+        """The user's line that made a text which was not output; None if there is none."""
         left = {*range(len(self._made))} - self._told
         return (self._made[min(left)][2],) if left else None
 
@@ -96,10 +96,10 @@ def marks_in(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def texts_marked(texts: Texts) -> Iterator[None]:
-    """Make marks of symbols and of fake tensors, for as long as the context is open.
+    """Make marks of symbols and of fake tensors while the context is open.
 
     Args:
-        texts: Of the step that runs in it.
+        texts: The texts of the step that runs in it.
     """
     with contextlib.ExitStack() as stack:
 
@@ -127,7 +127,7 @@ def texts_marked(texts: Texts) -> Iterator[None]:
 
 
 def _dropping(texts: Texts, real: Callable[..., bool]) -> Callable[..., bool]:
-    """Return what tells whether a logger takes a record; texts of one that it does not are lost."""
+    """Return what tells whether a logger takes a record; texts of a rejected one are dropped."""
 
     def is_enabled(logger: logging.Logger, level: int) -> bool:
         is_taken, frame = real(logger, level), sys._getframe(1)
@@ -149,6 +149,6 @@ def _marking(real: Callable[..., str], texts: Texts) -> Callable[..., str]:
 
 
 def _is_own(frame: Any) -> bool:
-    """Whether torch or this package makes a text, but of what the user prints."""
+    """Whether torch or this package makes a text, other than of what the user prints."""
     name = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] in ("torch", "pardnn") and not name.endswith(_TELLS)

@@ -38,7 +38,7 @@ from pardnn.errors import UnsupportedError
 #: Called with the name of a sink, a method, and its arguments.
 Tell = Callable[[str, str, tuple[Any, ...], dict[str, Any]], None]
 
-#: Begins of the names of methods that take a tensor for its numbers.
+#: Prefixes of the names of methods that take a tensor for its numbers.
 _TELLING = ("add_", "log", "record", "set_", "update", "write")
 
 
@@ -46,9 +46,9 @@ class StandIn:
     """Replaces a sink while a step is traced.
 
     Args:
-        name: Of the sink.
+        name: The name of the sink.
         real: The sink.
-        tell: Called with what is called.
+        tell: Called with each call.
     """
 
     is_pardnn_recorder = True  # no walk enters it
@@ -80,12 +80,12 @@ class StandIn:
         return note
 
     def __setattr__(self, key: str, value: Any) -> None:
-        """Refuse: that is another use."""
+        """Refuse it: setting an attribute is another use."""
         name, real, _ = self.__dict__["pardnn"]
         raise other_use(name, real, key)
 
     def __bool__(self) -> bool:
-        """Whether the sink is true, which is asked as `if writer:`."""
+        """Whether the sink is true, as `if writer:` asks."""
         name, real, _ = self.__dict__["pardnn"]
         if hasattr(type(real), "__bool__") or hasattr(type(real), "__len__"):
             raise other_use(name, real, "its truth")
@@ -93,12 +93,12 @@ class StandIn:
 
 
 def other_use(name: str, real: Any, key: str) -> BaseException:
-    """Return the exception that ends a trace which does more with a sink than write to it."""
+    """Return the exception that ends a trace that does more with a sink than write to it."""
     return _outside_is_used(name, real, key) if is_outside(real) else OtherUse(name)
 
 
 def _refuse(key: str) -> Callable[..., Any]:
-    """Return a method that Python calls by itself, in a class of stand-ins."""
+    """Return a special method for stand-ins that refuses to be called."""
 
     def used(stand_in: Any, *_: Any) -> Any:
         name, real, _ = stand_in.__dict__["pardnn"]
@@ -121,11 +121,11 @@ def sink_name(value: Any) -> str | None:
 def stand_ins_inserted(
     objects: ObjectGraph, sinks: Mapping[str, Any], tell: Tell
 ) -> Iterator[None]:
-    """Put a stand-in in place of each sink, for as long as the context is open.
+    """Put a stand-in in place of each sink while the context is open.
 
     Args:
         objects: The object graph of the step.
-        sinks: By name.
+        sinks: The sinks by name.
         tell: Called with what the step calls.
     """
     slots = {name: slots_of(objects.contents, sink) for name, sink in sinks.items()}
@@ -143,13 +143,13 @@ def stand_ins_inserted(
 
 @contextlib.contextmanager
 def texts_noted(locator: Locator, mark: Callable[[Any, str], str]) -> Iterator[None]:
-    """Refuse files that the step opens, and let `json` make marks of numbers that change.
+    """Refuse files that the step opens, and make `json` write marks for changing numbers.
 
     Args:
         locator: Finds the user's line.
         mark: Returns the mark that stands for a number's text.
     """
-    real, own = builtins.open, threading.get_ident()  # other threads do as they like
+    real, own = builtins.open, threading.get_ident()  # other threads are not concerned
 
     def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
@@ -193,7 +193,7 @@ def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Calla
         text = real(plain if numbers else obj, **kwargs)
         for i, number in enumerate(numbers):
             text = text.replace(real(f"\ue002{i}\ue003", **kwargs), mark(number, "json"))
-        for each in marks:  # within texts, which are written escaped
+        for each in marks:  # within texts, which are escaped
             text = text.replace(real(each, **kwargs)[1:-1], each)
         return text
 
@@ -201,7 +201,7 @@ def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Calla
 
 
 def _of_graph(values: list[Any]) -> bool:
-    """Whether gradients may be asked for through a value: `accelerator.backward(loss)`."""
+    """Whether a value may lead to gradients: `accelerator.backward(loss)`."""
     return any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
@@ -210,7 +210,7 @@ def _is_told(value: Any) -> bool:
 
 
 def _opcode_after(code: bytes, at: int) -> str:
-    """Return the name of the instruction that follows a call, behind its cache and jumps."""
+    """Return the name of the instruction after a call, past its cache and jumps."""
     while at < len(code):
         name = dis.opname[code[at]]
         if name == "JUMP_FORWARD":
@@ -222,7 +222,7 @@ def _opcode_after(code: bytes, at: int) -> str:
 
 
 def is_dropped(frame: types.FrameType | None) -> bool:
-    """Whether the result of the call that a frame makes goes nowhere."""
+    """Whether a frame drops the result of the call that it makes."""
     while frame is not None:
         following = _opcode_after(frame.f_code.co_code, frame.f_lasti + 2)
         if following != "RETURN_VALUE":

@@ -1,7 +1,7 @@
 """State that a step changes unseen by its trace: sets, arrays, iterators, attributes of tensors.
 
 Problem: `next(schedule)`, `rng.random()` and `seen.add(key)` change objects that have no items by
-key. Their results are frozen in the graph, and two traces may get the same by chance.
+key. Their results would be frozen in the graph, and two traces may agree by chance.
 
 Idea: note their state before the step is traced, and refuse the step if it differs afterwards.
 """
@@ -36,7 +36,7 @@ from pardnn.backends.torch.user_step.guards.content import (
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.slots import Entry
 
-#: What is set for the whole process, beside torch's modes.
+#: What is set for the whole process, apart from torch's modes.
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "sys.path": lambda: tuple(sys.path),
     "warnings.filters": lambda: tuple(warnings.filters),
@@ -47,7 +47,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "sys.setrecursionlimit": sys.getrecursionlimit,
     "sys.excepthook": lambda: id(sys.excepthook),
 }
-#: Larger arrays, and more of them, are data sets, which no step writes, bytes.
+#: Larger arrays, alone or together, are data sets, which no step writes; in bytes.
 _MAX_BYTES, _MAX_ARRAYS = 1 << 20, 256
 _MAX_DEPTH = 4
 
@@ -64,10 +64,10 @@ def unseen_states(objects: ObjectGraph) -> list[tuple[Entry, Any]]:
 
 
 def check_unseen(states: list[tuple[Entry, Any]]) -> None:
-    """Reject a step that has changed one of them.
+    """Reject a step that has changed such an object.
 
     Args:
-        states: Of `unseen_states`, before the step.
+        states: The result of `unseen_states` before the step.
 
     Raises:
         UnsupportedError: E804.
@@ -100,7 +100,7 @@ def kept_aside(objects: ObjectGraph) -> dict[str, Any]:
 
 
 def _of_loggers() -> Iterator[tuple[str, Any]]:
-    """Yield levels and handlers of the loggers that have their own."""
+    """Yield the levels and handlers of loggers that have their own."""
     for name, logger in [("root", logging.root), *logging.root.manager.loggerDict.items()]:
         if isinstance(logger, logging.Logger) and (logger.level or logger.handlers):
             yield f"logging.getLogger({name!r})", (logger.level, *map(id, logger.handlers))
@@ -110,8 +110,8 @@ def check_context(context: contextvars.Context, before: contextvars.Context) -> 
     """Reject a step that leaves another value in a context variable.
 
     Args:
-        context: In which the step has run.
-        before: A copy of it from before that.
+        context: The context in which the step has run.
+        before: A copy of it from before the step.
 
     Raises:
         UnsupportedError: E804.
@@ -122,7 +122,7 @@ def check_context(context: contextvars.Context, before: contextvars.Context) -> 
         except LookupError:
             then = context
         is_same = type(now) is type(then) and isinstance(now, PLAIN) and now == then
-        # Python sets its own where it is first asked for.
+        # Python sets its own when it is first asked for.
         if now is not then and not is_same and not isinstance(now, decimal.Context):
             raise context_variable(variable.name)
 
@@ -133,7 +133,7 @@ def _is_small(value: Any) -> bool:
 
 @functools.cache
 def _own_attributes() -> frozenset[str]:
-    """Return the names that a placeholder has of its own."""
+    """Return the names that are a placeholder's own."""
     with FakeTensorMode():
         return frozenset(vars(torch.nn.Parameter(torch.empty(0))))
 
@@ -159,7 +159,7 @@ def _state(value: Any) -> Any:
 
 
 def _position(iterator: Any, depth: int) -> Any:
-    """Return how far an iterator is, as far as Python tells."""
+    """Return how far an iterator is, if Python tells."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         if frame is None:

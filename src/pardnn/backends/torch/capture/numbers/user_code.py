@@ -42,13 +42,13 @@ from pardnn.errors import shown
 
 #: One conversion of `%`: its flags, width and precision, and its type.
 _SPEC = re.compile(r"%(?:\(([^)]*)\))?([#0\- +]*)(\d+|\*)?(?:\.(\d+|\*))?([hlL]?)([a-zA-Z%])")
-#: What stands for Python's own functions, by their names.
+#: Replacements of Python's own functions, by name.
 _PREFIX = "_pardnn_"
 
 
 @contextlib.contextmanager
 def conversions_followed(functions: Iterable[types.FunctionType], texts: Texts) -> Iterator[None]:
-    """Let the user's functions run with other constants and names, while the context is open.
+    """Run the user's functions with other constants and names while the context is open.
 
     Args:
         functions: Those that may run.
@@ -77,10 +77,10 @@ def conversions_followed(functions: Iterable[types.FunctionType], texts: Texts) 
 def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeType:
     """Return code with other constants and names; the same object if nothing is to change.
 
-    Codes of two files may be equal.
+    The code of two files may be equal.
 
     Args:
-        code: Of the user's.
+        code: Code of the user's.
         has_own: Whether one of `_CALLED` is a global of its module, so that its calls stay.
     """
     consts = [_constant(value, has_own=has_own) for value in code.co_consts]
@@ -92,7 +92,7 @@ def _followed(code: types.CodeType, _file: str, *, has_own: bool) -> types.CodeT
             _ask_class(content, each, len(consts) - 1)
         if has_own:
             continue
-        # A name that is called is loaded together with a place for `self`.
+        # A name to be called is loaded together with a place for `self`.
         if each.opname != "LOAD_GLOBAL" or not (each.arg or 0) & 1 or each.argval not in _CALLED:
             continue
         other = _PREFIX + each.argval
@@ -112,7 +112,7 @@ def _ask_class(content: bytearray, at: dis.Instruction, const: int) -> None:
     """Put `_CLASS_OF >> x` in place of `x.__class__`, which is as long or longer.
 
     Args:
-        content: Of the code.
+        content: The bytes of the code.
         at: The instruction that loads the attribute.
         const: Index of `_CLASS_OF`.
     """
@@ -161,7 +161,7 @@ class _Percent(str):
     """A text in the user's code: `%` makes a mark of each number that only a run knows."""
 
     __slots__ = ()
-    #: Of the traces that run.
+    #: The texts of the running traces.
     texts: list[Texts] = []  # noqa: RUF012
 
     def __mod__(self, value: Any) -> str:
@@ -199,7 +199,7 @@ def message_and_args(record: logging.LogRecord) -> tuple[Any, tuple[Any, ...]]:
     """Return the message and the arguments of a log record.
 
     Arguments are texts and numbers that JSON has. If there are others (infinity, NumPy numbers),
-    the message is formatted with all of them: "%.3f" takes no text of a number.
+    the message is formatted with all of them: "%.3f" does not accept a number as text.
     """
     message, args = record.msg, record.args
     if not isinstance(message, str) or not args:
@@ -216,7 +216,7 @@ def message_and_args(record: logging.LogRecord) -> tuple[Any, tuple[Any, ...]]:
         return f"a log record with a format that is wrong: {str.__str__(message)}", ()
 
 
-#: What every record has.
+#: Attributes that every record has.
 _OF_RECORDS = frozenset(vars(logging.makeLogRecord({})))
 
 
@@ -224,7 +224,7 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
     """Return what a log record has besides its message: `extra=`, an exception, a stack.
 
     Args:
-        record: That the step makes.
+        record: The record that the step makes.
         where: "file.py:line" of it; None if unknown.
 
     Raises:
@@ -249,13 +249,13 @@ def given_attributes(record: logging.LogRecord, where: str | None) -> dict[str, 
 
 
 def _users_stack(text: str) -> str:
-    """Return a stack of calls without those of libraries, which differ under capture."""
+    """Return a call stack without library frames, which differ under capture."""
     title, *calls = re.split(r'^(?=  File ")', text, flags=re.MULTILINE)
     return title + "".join(each for each in calls if not is_library_file(each.split('"')[1]))
 
 
 def _argument(arg: Any, kind: str) -> Any:
-    """Return what an argument of a logger is to its conversion: a tensor is its number or text."""
+    """Return a logger's argument as its conversion sees it: a tensor as its number or text."""
     if _is_loggable(arg) or kind in "ra":
         return arg
     if kind == "s":
@@ -273,7 +273,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether only a run knows a value: a number of the graph, or a tensor while it is traced."""
+    """Whether only a run knows a value: a number of the graph, or a tensor during tracing."""
     node = node_of(value)
     return isinstance(value, FakeTensor) if node is None else node.hint is None
 

@@ -26,7 +26,7 @@ POSITION = (
     "at = (pointer + torch.arange(n)) % size, and queue.index_copy_(0, at, new).\n"
     "Pass num_classes to F.one_hot, which otherwise reads it from the data."
 )
-#: For code that runs by a condition on data.
+#: For data-dependent code.
 UNDONE = (
     "Under a condition on data, `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
     "followed. Move zero_grad() to the start of the step, and the rest after the step, where it\n"
@@ -40,7 +40,7 @@ DRAWN = (
     "layer at random: x = torch.where(torch.rand([]) < p, x, layer(x)). Models of transformers\n"
     "skip none with layerdrop=0.0 in their configuration."
 )
-#: By what Python makes of a tensor's value: what the step does, and what to write instead.
+#: By Python's use of a tensor's value: what the step does, and what to write instead.
 OF_VALUES = {
     "bool": ("branches on a tensor", _BRANCH),
     "int": ("turns a tensor into a Python int, as int(i) and x[i] do", POSITION),

@@ -15,7 +15,7 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     advice = "Move it out of the step: collect and compare what it returns, after it has returned."
-    if ".param_groups." in f".{first}":  # D-Adaptation, for one
+    if ".param_groups." in f".{first}":  # as in D-Adaptation
         advice = "What an optimizer makes at its first step is there after one step of your own."
         if first.endswith(".params"):
             advice = (
@@ -34,10 +34,10 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
 
 
 def bound_name(names: Sequence[str], where: str | None) -> UnsupportedError:
-    """Return E804: names that a step binds in modules, and that no place of its objects has.
+    """Return E804: a step binds names in modules that its objects do not reach.
 
     Args:
-        names: With their modules.
+        names: The names with their modules.
         where: "file.py:line" of the user's code; None if unknown.
     """
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
@@ -70,7 +70,7 @@ def counting_hook(name: str) -> UnsupportedError:
     """Return E804: a hook that records in which backward pass it ran.
 
     Args:
-        name: Of a tensor that has it.
+        name: The name of a tensor that has it.
     """
     return UnsupportedError(
         f'{shown(name)} has a hook of register_multi_grad_hook(mode="any"), which records the\n'
@@ -85,7 +85,7 @@ def changed_setting(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a step that sets several numbers of an optimizer's group at once.
 
     Args:
-        name: Of the setting, a tuple.
+        name: The name of the setting, a tuple.
         where: "file.py:line" of the user's code that may do it; None if unknown.
     """
     return error_at(
@@ -103,7 +103,7 @@ def removed_state(name: str) -> UnsupportedError:
     """Return E804: a step that leaves an optimizer without state that was there before.
 
     Args:
-        name: Of the state.
+        name: The name of the state.
     """
     return UnsupportedError(
         f"the step removes {shown(name)} and makes no new one: each rank keeps the state that the\n"
@@ -120,7 +120,7 @@ def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedE
 
     Args:
         deed: What it does, if not with a file or folder: "opens a connection".
-        path: Of the file or folder; None for anything else.
+        path: The path of the file or folder; None for anything else.
         where: "file.py:line" of the user's code; None if unknown.
     """
     if path is None:
@@ -142,11 +142,11 @@ def outside_look(deed: str, path: str | None, where: str | None) -> UnsupportedE
 
 
 def number_without_name(name: str, key: object) -> UnsupportedError:
-    """Return E804: a number that the first step creates under a key that is no text.
+    """Return E804: a number that the first step creates under a key that is not text.
 
     Args:
-        name: Of its place.
-        key: Under which it lies.
+        name: The name of its place.
+        key: The key under which it lies.
     """
     return error_at(
         None,
@@ -159,10 +159,10 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
 
 
 def read_again(name: str, where: str | None, *, is_flag: bool = False) -> UnsupportedError:
-    """Return E804: a fresh object that a step leaves, and the next one reads.
+    """Return E804: a step leaves a fresh object that the next one reads.
 
     Args:
-        name: Of the place.
+        name: The name of the place.
         where: "file.py:line" that leaves it; None if unknown.
         is_flag: Whether a bool was there before.
     """
@@ -191,7 +191,7 @@ def unreached_write(shape: Sequence[int], where: str | None) -> UnsupportedError
     """Return E804: a step that writes to a tensor where no placeholder can be put.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
         where: "file.py:line" of the user's code; None if unknown.
     """
     return error_at(
@@ -208,7 +208,7 @@ def context_variable(name: str) -> UnsupportedError:
     """Return E804: a step that leaves another value in a context variable.
 
     Args:
-        name: Of the variable.
+        name: The name of the variable.
     """
     return UnsupportedError(
         f"the step sets the context variable {shown(name)} and does not reset it. Its value is\n"
@@ -242,8 +242,8 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     """Return E804: a step that raises when it is run again from the same state.
 
     Args:
-        error: Of a trace after the first, with the user's exception as its cause.
-        locator: Of the first trace; None if it is that one which has failed.
+        error: The error of a trace after the first, with the user's exception as its cause.
+        locator: The locator of the first trace; None if that trace failed.
 
     Returns:
         The error itself if it is not about a second run.
@@ -252,7 +252,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
     if locator is None or raised is None:
         return error
     where = locator.line_of(raised)
-    if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a key that is not there
+    if any(marks_in(str(each)) for each in (raised, *raised.args)):  # a missing key
         return text_of_a_number(where)
     said = printable(str(raised)).replace("FakeTensor", "Tensor")
     said = said.replace("SymFloat", "float").replace("SymInt", "int")

@@ -1,6 +1,6 @@
-"""The error of steps that set torch's default dtype: a graph's calls run under that of the caller.
+"""The error for steps that set torch's default dtype: a graph runs under the caller's.
 
-What makes a tensor without a dtype, and integers that are divided, would get another one then.
+Tensors made without a dtype, and quotients of integers, would otherwise get another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pardnn.errors import UnsupportedError
 def other_dtypes_refused(
     where: Callable[[], str | None],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Refuse to set another default dtype, while the context is open.
+    """Refuse to set another default dtype while the context is open.
 
     Args:
         where: Returns the user's line that runs.

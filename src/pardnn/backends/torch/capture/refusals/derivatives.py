@@ -1,4 +1,4 @@
-"""Derivatives of which a trace gives other bits than an eager step."""
+"""The error for derivatives that get other bits in a trace than in an eager step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def other_derivative(op: str, where: str | None) -> UnsupportedError:
     """Return E801: a derivative whose formula torch chooses by what a tensor holds.
 
     Args:
-        op: Whose: "masked_fill", "prod", "cumprod" or "det".
+        op: Whose derivative: "masked_fill", "prod", "cumprod" or "det".
         where: "file.py:line" of its call; None if unknown.
     """
     what, instead = _OF_OPS[op]

@@ -33,7 +33,7 @@ class Dropped:
     """The objects of a step whose deletion would be visible.
 
     Args:
-        objects: What the step reaches, before it runs.
+        objects: What the step reaches before it runs.
         walk: Returns what it reaches now, except through weak references.
 
     Raises:
@@ -70,7 +70,7 @@ def _watched(objects: ObjectGraph) -> Iterator[tuple[int, tuple[str, str]]]:
         if isinstance(value, weakref.ref):
             found = weakref.ref.__call__(value)
             if isinstance(found, torch.nn.Parameter):
-                continue  # recurrent layers have such; what is computed with one is refused
+                continue  # recurrent layers have them; computing with one is refused elsewhere
             if isinstance(found, torch.Tensor):
                 raise weak_tensor(tuple(found.shape))
             if found is not None:
@@ -100,7 +100,7 @@ def _names_weak(function: types.FunctionType) -> bool:
 
 
 def _of(function: Any) -> list[Any]:
-    """Return what a method is bound to."""
+    """Return the object to which a method is bound."""
     return [own] if (own := getattr(function, "__self__", None)) is not None else []
 
 
@@ -130,7 +130,7 @@ def weak_tensor(shape: tuple[int, ...]) -> UnsupportedError:
     """Return E804: a weak reference to a tensor.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
     """
     return error_at(
         None,

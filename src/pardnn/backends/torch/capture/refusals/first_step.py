@@ -10,7 +10,7 @@ from pardnn.errors import UnsupportedError
 
 
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
-    """Return E806: a tensor that the first step creates from what only that step knows."""
+    """Return E806: the first step creates a tensor from what only that step knows."""
     return UnsupportedError(
         f"{name!r} {reason}. It is created by the first step, so ranks cannot create it.\n"
         "Run one step of your own before capturing, or create the tensor where the model and the\n"
@@ -21,7 +21,7 @@ def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
 
 
 def first_step_differs(names: Sequence[str]) -> UnsupportedError:
-    """Return E806: a number that the first step creates unlike later ones change it."""
+    """Return E806: the first step creates a number that later steps change in another way."""
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return UnsupportedError(
         f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
@@ -84,7 +84,7 @@ def cached_tensor(function: Callable[..., Any]) -> UnsupportedError:
     """Return E804: a cached tensor is made from what changes, and eager steps keep the old one.
 
     Args:
-        function: The user's, that has the cache.
+        function: The user's function that has the cache.
     """
     name = _name_of(function)
     return UnsupportedError(
@@ -100,7 +100,7 @@ def cached_and_written(function: Callable[..., Any]) -> UnsupportedError:
     """Return E804: code other than the function that makes a cached tensor writes it in place.
 
     Args:
-        function: The user's, that has the cache.
+        function: The user's function that has the cache.
     """
     name = _name_of(function)
     return UnsupportedError(

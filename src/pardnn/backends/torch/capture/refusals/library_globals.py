@@ -1,9 +1,9 @@
-"""What functions of installed packages keep in their modules: `global count; count += 1`.
+"""What functions of installed packages keep in module globals: `global count; count += 1`.
 
-Problem: no walk of a step's objects enters libraries, so capture alone would change them, and no
-step would again.
+Problem: no walk of a step's objects enters libraries, so only capture would change them, and no
+    later step would.
 
-Idea: the globals that reached functions of packages name are looked at before and after each trace:
+Idea: the globals that reached functions of packages name are compared before and after each trace:
 numbers, lists, numbers in dictionaries, and those of the package's own objects. One that changes
 again after the first trace is put back, and the step refused. What only the first step sets stays,
 and dictionaries and sets may grow: those are caches.
@@ -39,7 +39,7 @@ class LibraryGlobals(NamedTuple):
     """One namespace, container or attributes of an object.
 
     Attributes:
-        name: For people.
+        name: The name in messages.
         holder: A dictionary or a list.
         then: A copy of its plain values, or of all items of a list.
     """
@@ -50,7 +50,7 @@ class LibraryGlobals(NamedTuple):
 
 
 def library_globals(used: UsedNames, reached: Iterable[Any]) -> list[LibraryGlobals]:
-    """Return what functions of packages may change of what their modules hold.
+    """Return what functions of packages may change in their modules.
 
     Args:
         used: What the step may use.
@@ -100,7 +100,7 @@ def _is_installed(function: types.FunctionType) -> bool:
 
 
 def _holders(value: Any, package: str) -> Iterator[Any]:
-    """Yield a value that may change in place, or the attributes of an object and what they hold."""
+    """Yield a value that may change in place, or an object's attributes and what they hold."""
     if type(value) in (dict, *_LISTS):
         yield value
     elif type(value).__module__.partition(".")[0] == package and type(_vars_of(value)) is dict:
@@ -121,8 +121,8 @@ def check_library_globals(before: Iterable[LibraryGlobals], *, is_first: bool) -
     """Put back what a package has changed at each call, and reject the step.
 
     Args:
-        before: Of `library_globals`, before the trace.
-        is_first: Whether it was the first step, which may set what stays from then on.
+        before: The result of `library_globals` before the trace.
+        is_first: Whether it was the first step, which may set what then remains.
 
     Raises:
         UnsupportedError: E804.

@@ -30,9 +30,9 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError
 
 _TELLING = re.compile(r"(log|report|track|save)(_\w+)?")
-#: Their log records are told as all others.
+#: Their log records are effects like all others.
 _OF_RECORDS = ("absl", "logging")
-#: torch's only one: module and name.
+#: The only such function of torch's: module and name.
 _OF_TORCH = ("torch.serialization", "save")
 
 
@@ -42,7 +42,7 @@ def library_tells_refused(
     functions: Collection[types.FunctionType],
     objects: ObjectGraph,
 ) -> Iterator[None]:
-    """Refuse calls of functions of packages that log or save, while the context is open.
+    """Refuse calls of functions of packages that log or save while the context is open.
 
     Args:
         where: Returns the user's line that runs.
@@ -106,7 +106,7 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a step that calls a function of a package for its effect.
 
     Args:
-        name: Of the function.
+        name: The name of the function.
         where: "file.py:line" of the user's code; None if unknown.
     """
     advice = (
@@ -130,7 +130,7 @@ def changed_library(names: Sequence[str]) -> UnsupportedError:
     """Return E804: a step that changes what an installed package holds at each call.
 
     Args:
-        names: Of what has changed.
+        names: The names of what has changed.
     """
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return UnsupportedError(

@@ -36,7 +36,7 @@ _STARTS: tuple[tuple[Any, str, str], ...] = (
     *((multiprocessing.pool.Pool, name, _POOL)
       for name in ("apply_async", "_map_async", "imap", "imap_unordered")),
 )  # fmt: skip
-#: Between the user's line and the start of a thread.
+#: What runs between the user's line and the start of a thread.
 _BETWEEN = frozenset({"asyncio", "concurrent", "multiprocessing", "threading"})
 
 

@@ -30,11 +30,11 @@ from pardnn.errors import UnsupportedError
 
 _STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"),
            (torch.cuda, "get_rng_state"))  # fmt: skip
-#: torch itself keeps states for what it runs again, as `torch.utils.checkpoint` does.
+#: torch itself keeps states for code that it runs again, as `torch.utils.checkpoint` does.
 _TORCH = str(Path(torch.__file__).parent)
-#: Of a state they make one that is the same.
+#: Functions that make an equal state of one.
 _COPIES = frozenset({"clone", "detach", "cpu", "contiguous", "__deepcopy__"})
-#: Ask for what every state is.
+#: Properties that all states share.
 _KINDS = frozenset({"__get__", "size", "dim", "numel", "type", "__len__", "is_contiguous"})
 
 
@@ -43,7 +43,7 @@ class RandomState(torch.Tensor):
 
     Attributes:
         where: Returns the user's line that runs.
-        made: The line that has asked for it.
+        made: The line that asked for it.
         is_set: Whether the step has gone back to it; it may then keep it anywhere.
     """
 
@@ -58,7 +58,7 @@ class RandomState(torch.Tensor):
         """Return a copy, or what all states share.
 
         Raises:
-            UnsupportedError: E804, as anything else reads it.
+            UnsupportedError: E804, since anything else reads it.
         """
         state = next(each for each in args if isinstance(each, RandomState))
         if func.__name__ in _COPIES:
@@ -118,7 +118,7 @@ def _returning_states(
 
 
 def begin_elsewhere() -> None:
-    """Advance the random generators of this process, so that no two traces begin alike."""
+    """Advance the random generators of this process so that no two traces start alike."""
     with _disable_current_modes():
         torch.rand(1)
     random.random()

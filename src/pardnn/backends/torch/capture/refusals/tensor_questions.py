@@ -1,8 +1,8 @@
 """Properties of tensors that may differ from call to call, which the user's code may not read.
 
 Where a tensor is in memory, how often it was written, whether it is a view: a placeholder would
-answer for itself, and the answer would be frozen. So the user's code is refused it, while torch's
-own may read it.
+answer for itself, and the answer would be frozen. So the user's code may not read them, while
+torch's own may.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _METHODS = (
     "storage", "storage_offset", "untyped_storage",
 )  # fmt: skip
 _PROPERTIES = ("_base", "_version")
-#: The same as functions of torch's, under the name that they have there.
+#: The same questions as functions of torch, by their names there.
 _FUNCTIONS = ("is_conj", "is_inference", "is_neg")
 
 
 @contextlib.contextmanager
 def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType]) -> Iterator[None]:
-    """Refuse such questions of the user's code about sources of a trace and random states.
+    """Refuse such questions about sources and random states in the user's code.
 
     Args:
-        tracer: Of the step.
-        functions: The user's, which may run: only what they name is replaced.
+        tracer: The tracer of the step.
+        functions: The user's functions that may run: only what they name is replaced.
     """
     named = {name for each in functions for name in names_in(each.__code__)}
     with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType])
 def _places_of(
     real: Callable[..., Any], functions: Collection[types.FunctionType]
 ) -> list[tuple[dict[str, Any], str]]:
-    """Return where some functions find a function of torch's: namespaces, and keys in them."""
+    """Return where some functions find one of torch's: namespaces and keys in them."""
     spaces = {id(space): space for each in functions for space in [each.__globals__]}
     named = {name for each in functions for name in names_in(each.__code__)}
     found = [(s, key) for s in spaces.values() for key in named if s.get(key) is real]
@@ -104,7 +104,7 @@ def check_told_apart(
     batch: Collection[int],
     tensors: Sequence[Source],
 ) -> None:
-    """Refuse a batch tensor that the step's objects also hold, if the step may ask for that.
+    """Refuse a batch tensor that the step's objects also hold, if the step may ask whether they do.
 
     In a graph it is a separate input, with the value that each call gives.
 
@@ -140,8 +140,8 @@ def given_tensor(name: str, what: str, instead: str) -> UnsupportedError:
     """Return E801: a tensor of the batch has more than its numbers.
 
     Args:
-        name: Of the tensor.
-        what: It is.
+        name: The name of the tensor.
+        what: What it is.
         instead: What to pass.
     """
     return UnsupportedError(f"{name!r} {what}.\nPass {instead} instead.", details={"tensor": name})

@@ -61,11 +61,11 @@ def choice(where: str | None, what: str, rewrite: str = advice.UNDONE) -> Unsupp
 
 
 def left_by_a_check(where: str | None, what: str) -> UnsupportedError:
-    """Return E802: what only a failing check changes, before it raises.
+    """Return E802: a failing check changes something before it raises.
 
     Args:
         where: "file.py:line" of the condition; None if unknown.
-        what: It changes.
+        what: What it changes.
     """
     return error_at(
         where,
@@ -89,7 +89,7 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
 
 
 def flag_of_a_number(where: str | None) -> UnsupportedError:
-    """Return E802: a comparison of numbers that change, where torch takes a plain bool."""
+    """Return E802: torch needs a plain bool, but gets a comparison of changing numbers."""
     return error_at(
         where,
         f"the step compares a number that changes from step to step{at(where)} and passes the\n"
@@ -218,7 +218,7 @@ def higher_order(op: str, where: str | None) -> UnsupportedError:
 
 
 def unlike_ways(where: str | None) -> UnsupportedError:
-    """Return E801: two functions of which one graph cannot run both and choose."""
+    """Return E801: two functions that one graph cannot both run to choose a result."""
     return error_at(
         where,
         f"both functions of torch.cond run{at(where)}, and only a run tells which one counts:\n"
@@ -291,7 +291,7 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     """Return E801: a constant too large for a graph file.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
         num_bytes: Its size.
         where: "file.py:line" of the user's code; None if unknown.
     """

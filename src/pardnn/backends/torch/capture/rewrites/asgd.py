@@ -28,7 +28,7 @@ def single_tensor(
     """Update as `torch.optim.asgd._single_tensor_asgd` does.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, averages, their weights `mu`, rates `eta`, step counts.
         **settings: Hyperparameters.
@@ -47,10 +47,10 @@ def single_tensor(
 
 
 def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
-    """Update as `_multi_tensor_asgd` does, which has another order of operations.
+    """Update as `_multi_tensor_asgd` does, in its own order of operations.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, averages, their weights `mu`, rates `eta`, step counts.
         **settings: Hyperparameters.
@@ -104,7 +104,7 @@ def _set_rates(
         step: Number of this step.
         lr: Rate of the group.
         settings: Hyperparameters.
-        count: `step` as a tensor where the rate is computed of tensors; None for numbers.
+        count: `step` as a tensor where the rate is computed from tensors; None for numbers.
     """
     divisor = 1 + settings["lambd"] * lr * (step if count is None else count)
     rate = lr / divisor ** settings["alpha"]

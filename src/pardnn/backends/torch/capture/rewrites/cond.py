@@ -25,7 +25,7 @@ from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.tracer import Tracer
 
-#: Python's names of operations in place, beside those that end in one underscore.
+#: Python's names of in-place operations, apart from those that end in one underscore.
 _WRITES = frozenset({
     "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__", "__setitem__",
 })  # fmt: skip
@@ -48,10 +48,10 @@ class _Gate(torch.autograd.Function):
 
 
 class _Gated(TorchFunctionMode):
-    """Puts gates before the tensors from outside that calls get.
+    """Puts gates before the outside tensors that calls get.
 
     Args:
-        pred: Which way is taken.
+        pred: The predicate, which says which branch is taken.
         way: 0 where it is true, 1 where it is false.
         gates: Gates so far, shared by both ways, by the id of the tensor, with the tensor.
         locator: Finds the user's line.
@@ -98,7 +98,7 @@ def chosen(
     """Return the result of the function that a predicate chooses.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         pred: A boolean tensor of one element.
         ways: The functions for true and false.
         operands: Their arguments.

@@ -1,19 +1,20 @@
-"""Where torch computes otherwise under a trace: derivatives that it chooses by data, and values.
+"""Where torch computes differently under a trace: derivatives chosen by data, and some values.
 
 Problem: the gradient of a product is `gradient * product / x` where no item is zero, else a product
-of all others. Torch looks, but not under a dispatch mode: there it takes the second formula, which
-gives other bits. The gradient of the largest item and the median has other zeros there, and NaN
-where a gradient is infinite. Singular values and eigenvalues without gradients come with vectors
-there, which gives them other bits, too.
+of all others. torch checks the items, but not under a dispatch mode: there it takes the second
+formula, which gives other bits. The gradient of the largest item and the median has other zeros
+there, and NaN where a gradient is infinite. Singular values and eigenvalues without gradients come
+with vectors there, which gives them other bits, too.
 
-Idea: for the time of a trace, kernels of our own take the place of torch's for autograd. Their
-gradients compute both formulas and select. What cannot be computed so is refused: a sum of selected
-items, whose order is a matter of their number, and gradients of gradients of two other ops.
+Idea: during a trace, our own kernels replace torch's for autograd. Their
+gradients compute both formulas and select. What cannot be computed in this way is refused: a sum of
+selected items, whose order depends on their number, and second gradients of two other ops.
 
-Deviation: torch transforms (`torch.func`) never look, so there its own kernels run. A gradient of a
+Deviation: torch transforms (`torch.func`) never check, so torch's own kernels run there. A gradient
+    of a
 gradient adds zeros that an eager step does not add: a zero may have another sign.
 
-Complexity: of a product, three times the items that eager steps compute.
+Complexity: for a product, three times the items that eager steps compute.
 
 Source: `prod_backward`, `evenly_distribute_backward`, `masked_fill_backward`, `cumprod_backward`
 and `linalg_det_backward` of torch's FunctionsManual.cpp, `linalg_svdvals` and `linalg_eigvalsh`:
@@ -46,10 +47,10 @@ Kernel = Callable[..., Any]
 
 @contextlib.contextmanager
 def derivatives_rewritten(tracer: Tracer) -> Iterator[None]:
-    """Put kernels with derivatives of our own in place of torch's, while the context is open.
+    """Put kernels with derivatives of our own in place of torch's while the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
     """
     library = torch.library.Library("aten", "IMPL")
     makers: list[tuple[tuple[Any, ...], Callable[..., Kernel]]] = [
@@ -69,7 +70,7 @@ def derivatives_rewritten(tracer: Tracer) -> Iterator[None]:
 
 
 def _where_torch_looks(real: Kernel, ours: Kernel) -> Kernel:
-    """Return a kernel that is ours where an eager step would look at what a tensor holds."""
+    """Return a kernel that is ours where an eager step would read a tensor's content."""
 
     def kernel(keyset: Any, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         is_traced = isinstance(first, FakeTensor)
@@ -134,24 +135,24 @@ def _of_whole(grad: torch.Tensor, source: torch.Tensor, result: torch.Tensor) ->
     found = _of_product(grad, source, result, None)
     if torch.is_grad_enabled():
         return found
-    has_several = (source == 0).sum() > 1  # -0.0 and NaN come of the formula
+    has_several = (source == 0).sum() > 1  # -0.0 and NaN come from the formula
     return torch.where(has_several, torch.zeros_like(found), found)
 
 
 def _of_product(
     grad: torch.Tensor, source: torch.Tensor, result: torch.Tensor, dim: int | None
 ) -> torch.Tensor:
-    """Select between both formulas; neither gets what only the other one can take.
+    """Select between both formulas; each gets only items that it can handle.
 
     Args:
-        grad: Of the product, with a dim of size 1 for the one that it has gone over.
+        grad: The gradient of the product, with a dim of size 1 for the one that it has gone over.
         source: What is multiplied.
         result: The product, as `grad`.
-        dim: The one that it goes over; None for all.
+        dim: The dim that it goes over; None for all.
     """
     has_zero = (source == 0).any()
     divisor, factors = source, source
-    if torch.is_grad_enabled():  # a gradient of it meets 0 * inf otherwise
+    if torch.is_grad_enabled():  # its own gradient would otherwise meet 0 * inf
         divisor = torch.where(has_zero, 1, source)
         factors = torch.where(has_zero, source, 1)
     quotient = grad * (result / divisor).conj()

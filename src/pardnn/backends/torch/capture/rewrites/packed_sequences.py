@@ -34,10 +34,10 @@ def pack(
     """Pack as `torch._VF._pack_padded_sequence` does.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         _real: The function itself.
         x: Padded sequences, (time, batch, ...).
-        lengths: Of the sequences, in falling order.
+        lengths: The lengths of the sequences, in falling order.
         batch_first: Whether `x` is (batch, time, ...).
 
     Raises:
@@ -56,7 +56,7 @@ def pack(
 
 
 def _wrong_lengths(lengths: Sequence[int], x: torch.Tensor, batch_first: bool) -> str | None:
-    """Return what torch would say of lengths that do not fit; None if they do."""
+    """Return what torch would say about lengths that do not fit; None if they do."""
     time, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
     if len(lengths) != batch:
         return f"{len(lengths)} lengths for a batch of {batch} sequences"
@@ -79,13 +79,13 @@ def pad(
     """Pad as `torch._VF._pad_packed_sequence` does.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         _real: The function itself.
         data: Packed sequences.
         batch_sizes: How many sequences are left at each time.
         batch_first: Whether to return (batch, time, ...).
         padding: Fills what no sequence reaches.
-        total_length: Of the result, time steps; 0 or less for the longest sequence's.
+        total_length: The number of time steps of the result; 0 or less for the longest sequence's.
 
     Raises:
         UnsupportedError: E803, if the sizes are data.
@@ -100,7 +100,7 @@ def pad(
 
 
 class _Packed(torch.autograd.Function):
-    """The packing of padded sequences; its gradient is zero where nothing was packed."""
+    """The packing of padded sequences; the gradient is zero where nothing was packed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, sizes: list[int], batch_first: bool) -> torch.Tensor:

@@ -49,7 +49,7 @@ from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose, node_of
 
-#: Their schemas take Python floats only, so hyperparameters would be frozen in the graph.
+#: Ops whose schemas take only Python floats, so hyperparameters would be frozen.
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 _CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 _ADAFACTOR = "torch.optim._adafactor"
@@ -58,10 +58,10 @@ _TRANSFORMERS = "transformers.utils.import_utils"
 
 @contextlib.contextmanager
 def rewritten(tracer: Tracer) -> Iterator[None]:
-    """Patch torch as the module says, for as long as the context is open.
+    """Patch torch as described above while the context is open.
 
     Args:
-        tracer: Of the step that runs in it.
+        tracer: The tracer of the step that runs in it.
     """
     with contextlib.ExitStack() as stack, derivatives_rewritten(tracer):
 
@@ -106,7 +106,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
 
 
 def _as_function(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function: a class binds it to its instances, as it would not bind a partial."""
+    """Return a function, which a class binds to its instances, unlike a partial."""
     return lambda *args, **kwargs: call(*args, **kwargs)
 
 
@@ -131,7 +131,7 @@ def _cond(
 
 
 def _deep_copy(_tracer: Tracer, real: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-    """Copy a tensor of the trace by a call of it, where torch copies its storage."""
+    """Copy a tensor of the trace by a recorded call, where torch copies its storage."""
     if not isinstance(tensor, FakeTensor) or not tensor.is_leaf or id(tensor) in memo:
         return real(tensor, memo)
     copy: torch.Tensor = tensor.detach().clone()
@@ -165,7 +165,7 @@ def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _adafactor(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let torch's own optimizer call `.item()` on parameters: it only computes with the numbers."""
+    """Allow torch's own optimizer to call `.item()`: it only computes with the numbers."""
     tracer.may_read_numbers = True
     try:
         return real(*args, **kwargs)
@@ -268,9 +268,9 @@ def undone_where(
     """Undo what the context writes to `tensors` where `is_skipped` is true, bit by bit.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         is_skipped: A boolean tensor of no dimensions, computed before.
-        tensors: What may be written in place; what is not written costs nothing.
+        tensors: Tensors that may be written in place; unwritten ones cost nothing.
 
     Raises:
         UnsupportedError: E802, if one of them gets another storage meanwhile.

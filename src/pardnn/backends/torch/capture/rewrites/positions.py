@@ -1,4 +1,4 @@
-"""Positions that are numbers of the run: `queue[:, i : i + n] = keys`, `bank[i] = row`, `x[i]`.
+"""Positions that only a run knows: `queue[:, i : i + n] = keys`, `bank[i] = row`, `x[i]`.
 
 Problem: a slice would be a view whose position in memory depends on data, such as MoCo's queue at
 its pointer. Its size does not if both bounds are the same number plus constants.
@@ -32,7 +32,7 @@ _SUMS = {"scalar.add": 1, "aten.add.Tensor": 1, "scalar.sub": -1, "aten.sub.Tens
 def tensor_of_numbers(
     tracer: Tracer, real: Callable[..., Any], data: Any, **options: Any
 ) -> torch.Tensor:
-    """Return `torch.tensor(data)` of a number that only a run knows, or of a list with such."""
+    """Return `torch.tensor(data)` of a number that only a run knows, or of a list with one."""
     del tracer
     found = _dtype_of(data)
     if found is None:
@@ -71,11 +71,11 @@ def _dtype_of(data: Any) -> torch.dtype | None:
 
 
 class _Place(NamedTuple):
-    """Where one indexes a tensor by a number of the run.
+    """Where a number of the run indexes a tensor.
 
     Attributes:
-        view: The tensor, or a view of it by what else is in the key.
-        dim: Of the view.
+        view: The tensor, or its view by the rest of the key.
+        dim: The dim of the view.
         first: The first position, a symbol.
         size: How many there are; None for one that has no dimension of its own.
     """
@@ -90,8 +90,8 @@ class _Read(NamedTuple):
     """A copy that stands for a view.
 
     Attributes:
-        base: Of the tensor that was indexed.
-        copy: Of the result.
+        base: The tensor that was indexed.
+        copy: The storage of the result.
         at: Its base, the dimension, the first position and the size.
         end: Index of the first call after it.
         line: "file.py:line" of the user's code.
@@ -182,7 +182,7 @@ class Positions:
 
 
 def _place(tensor: Any, key: Any) -> _Place | None:
-    """Return where a key with one number of the run in it leads; None for any other key."""
+    """Return the place of a key with one number of the run; None for any other key."""
     items = key if type(key) is tuple else (key,)
     if not any(map(_may_be_position, items)) or not isinstance(tensor, FakeTensor):
         return None
@@ -222,7 +222,7 @@ def _is_position(item: Any) -> bool:
 
 
 def _numbered(item: Any) -> Any:
-    """Return an item of a key with the numbers of tensors."""
+    """Return an item of a key with tensors replaced by their numbers."""
     if isinstance(item, slice):
         return slice(_numbered(item.start), _numbered(item.stop), item.step)
     return item.item() if isinstance(item, FakeTensor) and item.numel() == 1 else item
@@ -238,7 +238,7 @@ def _size(item: slice) -> int | None:
 
 
 def _linear(value: Value) -> tuple[Value, int]:
-    """Return a number as another one and a constant to be added to it."""
+    """Return a number as the sum of another one and a constant."""
     offset = 0
     while True:
         call = value.call
@@ -274,7 +274,7 @@ def _index(tracer: Tracer, place: _Place) -> torch.Tensor:
 
 
 def _read_behind(node: HostNode) -> HostNode | None:
-    """Return the number of a tensor of which another one is a sum with constants; None if none."""
+    """Return the number of the tensor to which constants were added; None if there is none."""
     base, _ = _linear(node.value)
     waiting = [node]
     while waiting:

@@ -30,7 +30,7 @@ def single_tensor(
     """Update as `torch.optim.radam._single_tensor_radam` does.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, both averages, step counts.
         **settings: Hyperparameters.
@@ -53,7 +53,7 @@ def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
     """Update as `_multi_tensor_radam` does, which has another order of operations.
 
     Args:
-        _tracer: Of the step.
+        _tracer: The tracer of the step.
         real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, both averages, step counts.
         **settings: Hyperparameters.

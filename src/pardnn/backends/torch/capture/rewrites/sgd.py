@@ -4,7 +4,7 @@ Problem: `torch.optim.SGD` copies the first gradient into its momentum, and then
 gradients: the first step differs from all others.
 
 Idea: no dampening in the first step, and a momentum that starts from -0.0: then the sum is the
-gradient bit by bit. A number beside each momentum says whether the first step is over; it is an
+gradient bit by bit. A number next to each momentum says whether the first step is over; it is an
 optimizer state, so it is initialised, kept and undone with the momentum. torch ignores it.
 
 Source: the order of operations is that of `torch.optim.sgd`, which is called for each parameter.
@@ -40,7 +40,7 @@ class Dampening:
         """Call `SGD._init_group` and note the state of each parameter.
 
         Args:
-            _tracer: Of the step.
+            _tracer: The tracer of the step.
             real: The method itself.
             optimizer: Whose group it is.
             group: Parameters and hyperparameters.
@@ -63,7 +63,7 @@ class Dampening:
         """Update as `torch.optim.sgd.sgd` does, without dampening where a momentum is new.
 
         Args:
-            _tracer: Of the step.
+            _tracer: The tracer of the step.
             real: The function itself.
             params: Parameters.
             grads: Their gradients.
@@ -71,7 +71,7 @@ class Dampening:
             **settings: Hyperparameters.
         """
         dampening = settings["dampening"]
-        # A zero that is an int is no live number: it stays zero.
+        # An int zero is not a live number: it stays zero.
         never = isinstance(dampening, int) and dampening == 0
         for param, momentum in zip(params, momenta, strict=False):
             if momentum is None and not never:

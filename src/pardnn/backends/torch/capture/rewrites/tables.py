@@ -8,7 +8,7 @@ list and tuple of numbers. Indexing it by a symbol gives a host scalar, a lookup
 which are part of the graph. Tables that no symbol has indexed are replaced by the original lists.
 The content of a list is guarded as usual; a condition says that the index is within it, so that a
 call beyond its end runs the user's own code, which raises. A list that the step itself changes
-contains symbols and is no table.
+contains symbols and is not a table.
 
 Complexity: up to two more traces if a count is used as an index and there are such lists; in the
 graph, their numbers for each lookup.
@@ -26,17 +26,17 @@ from pardnn.backends.torch.user_step.held_numbers import NUMBERS, named_places, 
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import UnsupportedError
 
-#: Of a longer one, a graph file would have more than a megabyte.
+#: A longer one would take more than a megabyte in a graph file.
 _MAX_LENGTH = 1 << 16
 
 
 class _Table:
-    """What a table has besides the members of its list or tuple."""
+    """What a table adds to the members of its list or tuple."""
 
     was_read = False
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an item; a symbol for that of a symbol."""
+        """Return an item; a symbol if the index is one."""
         node, get = node_of(index), super().__getitem__  # type: ignore[misc]
         if node is None or node.hint is None or node.kind is not int:
             return get(index)
@@ -84,14 +84,14 @@ def _is_table(value: Any) -> bool:
 
 @contextlib.contextmanager
 def tables_inserted(objects: ObjectGraph, chosen: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put tables in place of lists and tuples, for as long as the context is open.
+    """Put tables in place of lists and tuples while the context is open.
 
     Args:
         objects: The object graph of the step.
         chosen: The lists and tuples.
 
     Yields:
-        A list that finally has those that a symbol has indexed.
+        A list that in the end has those that a symbol has indexed.
 
     Raises:
         UnsupportedError: A table is stored where no walk would find it.
@@ -117,5 +117,5 @@ def tables_inserted(objects: ObjectGraph, chosen: Sequence[Any]) -> Iterator[lis
     finally:
         for slot in (slot for _, _, slots in made for slot in slots):
             with contextlib.suppress(LookupError, AttributeError, ValueError):
-                if id(now := slot.get()) in behind:  # not always that which was put there
+                if id(now := slot.get()) in behind:  # not always the object that was put there
                     slot.set(behind[id(now)])

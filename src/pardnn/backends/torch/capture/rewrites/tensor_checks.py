@@ -13,7 +13,7 @@ import torch
 
 _ATEN = torch.ops.aten
 _LINALG = _ATEN._linalg_check_errors.default
-#: Those that raise.
+#: Ops that raise.
 CHECKS = frozenset({_LINALG, _ATEN._assert_async.default, _ATEN._assert_async.msg})
 
 
@@ -22,9 +22,9 @@ class TensorCheck(NamedTuple):
 
     Attributes:
         op: Whether the tensor has invalid values, or valid ones.
-        args: Of it.
-        outcome: Of it if nothing is raised.
-        error: Raised otherwise.
+        args: Its arguments.
+        outcome: The outcome of the condition if nothing is raised.
+        error: What is raised otherwise.
     """
 
     op: torch._ops.OpOverload

@@ -25,7 +25,7 @@ class Undoing:
     """Keeps the content of each storage before it is first written.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         whole_of: Returns the tensor whose content is to be kept, which covers the storage of the
             one that is written; None if nothing is to be kept.
     """
@@ -51,7 +51,7 @@ class Undoing:
                 self._tracer.undoing.add(self._tracer.calls[-1])
 
     def end(self) -> None:
-        """Keep nothing more."""
+        """Stop keeping content."""
         self._tracer.before_write = self._outer
 
     def undo(self, is_undone: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ def record(tracer: Tracer, op: str, *args: Any, **kwargs: Any) -> Any:
     """Record a call of ATen's `op`, whatever modes are active, and return its fake result.
 
     Args:
-        tracer: Of the step.
+        tracer: The tracer of the step.
         op: Its name, with that of the overload unless it is "default".
         *args: Its arguments.
         **kwargs: Its keyword arguments.

@@ -1,1 +1,1 @@
-"""The memory of a rank: limits, places, and what is measured."""
+"""The memory of a rank: limits, fixed places and measurement."""

@@ -1,8 +1,8 @@
-"""A rank's memory: which of its tensors have fixed places, and what of the heap stays.
+"""A rank's memory: which tensors have fixed places, and how much of the heap stays.
 
-A place is for a storage that the plan frees within the step, of a message or of an op that can
-write into memory that it is given (`ops.out_forms`): instead of fresh pages from the system it has
-those of the rank's arena, kept from step to step (`arena`).
+A place is for a storage that the plan frees within the step and that belongs to a message or to an
+op that can write into given memory (`ops.out_forms`). Instead of fresh pages from the system, it
+uses the rank's arena, which is kept from step to step (`arena`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def choose_memory(
     program: Program, rank: int, limit_bytes: int | None, device: torch.device, *,
     has_places: bool = True,
 ) -> Layout:  # fmt: skip
-    """Choose what of a rank's memory stays with it when tensors are freed; tell the allocator.
+    """Choose how much memory a rank keeps when tensors are freed, and tell the allocator.
 
     Args:
         program: What runs.
         rank: The rank.
-        limit_bytes: Of its tensors; None without limit.
-        device: Of the rank: only on a CPU tensors have places.
-        has_places: Whether they may have.
+        limit_bytes: The limit for its tensors; None without limit.
+        device: The device of the rank: only on a CPU tensors have places.
+        has_places: Whether tensors may have places.
     """
     graph = program.graph
     made = [(op, tensor) for op in graph.ops for tensor in op.outputs]
@@ -78,15 +78,15 @@ def placed(op: Op, call: Call, device: torch.device, arena: Arena) -> Call:
 
     Args:
         op: The op.
-        call: What runs otherwise.
-        device: Of the rank.
-        arena: Of the rank.
+        call: The call that runs otherwise.
+        device: The device of the rank.
+        arena: The arena of the rank.
     """
     if device.type != "cpu" or not may_have_place(op):
         return call
     (output,) = op.outputs
     name, shape, strides = output.name, output.shape or (), strides_of(output)
-    # A view that is new at each call: an op may change the geometry of its tensor in place.
+    # A new view at each call, since an op may change the geometry of its tensor in place.
     write = bind_into(op, device, lambda: arena.places[name].as_strided(shape, strides))
 
     def run(env: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def placed_arrival(
     Args:
         spec: The message.
         allocate: `Channel.allocate`.
-        arena: Of the rank.
+        arena: The arena of the rank.
     """
     name, shape, strides = spec.tensor, spec.shape, spec.strides
 

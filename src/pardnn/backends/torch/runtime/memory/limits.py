@@ -25,7 +25,7 @@ from pardnn.backends.torch.ops.host_allocator import (
     keep_small_blocks,
 )
 
-#: Bytes for what is not tensors: kernels' scratch, caches loaded late, the heap's waste.
+#: Bytes for memory other than tensors: kernels' scratch, late caches, waste of the heap.
 ALLOWANCE_BYTES = 48 << 20
 _OUT_OF_MEMORY = (
     "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc",
@@ -49,14 +49,14 @@ def data_bytes() -> int:
 
 
 def choose_heap(small_peak: int, large_peak: int, limit_bytes: int | None) -> bool:
-    """Leave small blocks in the heap if the limit has room for its waste; return whether.
+    """Let small blocks stay in the heap if the limit has room for its waste; return whether.
 
-    Half of the allowance is for that: the heap must never end a plan that fits.
+    Half of the allowance is for this waste: the heap must never end a plan that fits.
 
     Args:
         small_peak: Most bytes of small blocks that are live at once.
-        large_peak: Likewise of all others.
-        limit_bytes: Of tensors; None without limit.
+        large_peak: The same for all other blocks.
+        limit_bytes: The limit for tensors; None without limit.
     """
     most = large_peak + HEAP_GROWTH * small_peak
     has_room = limit_bytes is None or most <= limit_bytes + ALLOWANCE_BYTES // 2
@@ -68,18 +68,18 @@ class HeapGuard:
     """Lets freed blocks stay in the heap while this process' limit has room for it.
 
     Pages of a heap count until the process ends, and blocks of all sizes, with kernels' scratch
-    between them, waste without a bound: one of several random steps took 15 times what it held, and
-    more with each step. So the size of the heap is checked at each step and before each op of large
-    blocks. If it has no more room, such blocks go back to the system again; those that fit a gap of
-    the heap still take that. Room is left for what may then come: everything that a step makes at
-    once, once more for what the current op has made in the heap, and the allowance.
+    between them, waste without bound: among random steps, one took 15 times what it held, and more
+    with each step. So the size of the heap is checked at each step and before each op of large
+    blocks. If there is no more room, such blocks go back to the system again, except those that fit
+    a gap of the heap. Room is left for what may then come: everything that a step makes at once, as
+    much again as the current op has made in the heap, and the allowance.
     """
 
     def __init__(self) -> None:
         self._end: int | None = None
 
     def begin(self, made_bytes: int | None) -> None:
-        """Choose whether blocks of a step stay.
+        """Choose whether a step's blocks stay.
 
         Args:
             made_bytes: Most bytes that are live at once of the blocks that it makes without a fixed
@@ -96,11 +96,11 @@ class HeapGuard:
             self._end = heap_end() + room if room >= 0 else None
 
     def watched(self, call: Callable[[Any], None], block_bytes: int) -> Callable[[Any], None]:
-        """Return a call that looks at the heap first.
+        """Return a call that checks the heap first.
 
         Args:
             call: Runs an op.
-            block_bytes: Of its largest tensor: small ones are not worth a look.
+            block_bytes: The size of its largest tensor: small ones are not worth a look.
         """
         if block_bytes < SMALL_BYTES:
             return call
@@ -115,7 +115,7 @@ class HeapGuard:
 
 
 class KernelCode:
-    """Raises this process' limit by what kernels map for themselves while a step runs first.
+    """Raises this process' limit by what kernels map for themselves in a graph's first step.
 
     That is code that they generate, and stacks of threads: 64 MiB for the 52 convolutions of a
     MobileNet and their gradients, more than the allowance. It stays, so later steps are not
@@ -126,7 +126,7 @@ class KernelCode:
         self._mapped = _mapped_by_others()
 
     def count(self) -> None:
-        """Raise the limit by what has been mapped since it was counted last."""
+        """Raise the limit by what has been mapped since the last count."""
         bound, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if bound == resource.RLIM_INFINITY or self._mapped is None:
             return
@@ -143,11 +143,11 @@ def _mapped_by_others() -> int | None:
 
 
 def set_limit(limit_bytes: int, device: torch.device) -> str:
-    """Limit the memory of this process from now on; return what was set, for people.
+    """Limit the memory of this process from now on; return what was set, in words.
 
     Args:
         limit_bytes: Bytes of tensors.
-        device: Of this rank.
+        device: The device of this rank.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -165,12 +165,12 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
 
 
 def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.device) -> bool:
-    """Limit the memory of this process beyond what it holds; return whether there is a limit.
+    """Limit the memory of this process beyond what it already holds; return whether it is limited.
 
     Args:
         limit_bytes: Bytes of tensors; None without limit.
-        held_bytes: Those of them that it already holds.
-        device: Of this rank.
+        held_bytes: How many of these it already holds.
+        device: The device of this rank.
     """
     if limit_bytes is not None:
         counts_held = device.type == "cuda"  # its allocator counts from the start of the process
@@ -185,7 +185,7 @@ def lift_limit() -> None:
 
 
 def warm_up(device: torch.device) -> None:
-    """Load what torch loads late, so that it counts towards the baseline and not the limit."""
+    """Load what torch loads late, so that it counts towards the baseline, not the limit."""
     with torch.enable_grad():
         x = torch.ones(2, 4, 8, 8, device=device, requires_grad=True)
         weight = torch.ones(4, 4, 3, 3, device=device, requires_grad=True)

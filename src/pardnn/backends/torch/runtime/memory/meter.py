@@ -15,7 +15,7 @@ class MemoryMeter:
     """Live bytes of an environment, with a reference count per storage.
 
     Attributes:
-        live: Bytes of all storages that a name refers to now.
+        live: Bytes of all storages that names refer to now.
         peak: Largest `live` so far, in bytes.
     """
 
@@ -26,13 +26,13 @@ class MemoryMeter:
         self._counted: dict[int, tuple[int, int]] = {}  # storage -> (names, bytes)
 
     def add(self, env: Mapping[str, Any], names: Iterable[str], *, of_caller: bool = False) -> None:
-        """Count the values of these names; a storage that is counted already adds nothing.
+        """Count the values of these names; a storage already counted adds nothing.
 
         Args:
             env: Values by name.
-            names: Of values; names without a value are skipped.
-            of_caller: The storages are the caller's, who may hold more in them: a batch is often
-                a slice of a data set. Only what the tensors span is counted.
+            names: The names of values; names without a value are skipped.
+            of_caller: Whether the storages are the caller's, who may hold more in them: a batch is
+                often a slice of a data set. Then only what the tensors span is counted.
         """
         for name in names:
             if name in self._storage_of:

@@ -40,12 +40,12 @@ _CLOSED_PACKAGES = frozenset({
 })  # fmt: skip
 
 
-#: Their items lie in what an attribute holds.
+#: Types whose items are held by an attribute.
 HOLDERS = collections.ChainMap | collections.UserDict | collections.UserList
 
 
 class _Keys(list[Any]):
-    """The keys of a dictionary in their order; new keys alone do not count, only their values."""
+    """The keys of a dictionary in order; new keys do not count as such, only their values."""
 
     def agree_with(self, others: _Keys) -> bool:
         """Return whether the keys of both are in the same order."""
@@ -73,7 +73,7 @@ class BatchGuards:
 
     Args:
         step: The user's step.
-        names: Of its arguments.
+        names: The names of its arguments.
         used: Names in its code.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         live: Names of numbers that are read at every call.
@@ -99,7 +99,7 @@ class BatchGuards:
         self._then: dict[int, dict[str, Any]] = {}
 
     def hold(self, batch: Mapping[int, Any]) -> None:
-        """Guard a batch as it is, by index of the argument."""
+        """Guard a batch as it is now, given by argument index."""
         self._then = {i: self._values(self._names[i], value) for i, value in batch.items()}
 
     def ignores(self, name: str) -> bool:
@@ -122,7 +122,7 @@ class BatchGuards:
         others: list[str] = []
         for name in dict.fromkeys([*then, *now]):
             if name not in now and isinstance(then[name], Held):
-                # Nothing of a new object is written yet, so its numbers are no news.
+                # Nothing of a new object has been written yet, so its numbers need no mention.
                 others.append(f"{name}.")
                 yield Change(name, "that of capture", "another object")
             elif name not in then and name.startswith(tuple(others)):
@@ -134,7 +134,7 @@ class BatchGuards:
                 if not then[name].agree_with(now[name]):
                     yield Change(name, "that of capture", "another")
             elif name.startswith("the order of "):
-                continue  # of one that is not there in both
+                continue  # its holder is missing in one of them
             elif differ(now.get(name, ABSENT), then.get(name, ABSENT)):
                 yield Change(name, then.get(name), now.get(name))
 
@@ -149,7 +149,7 @@ class BatchGuards:
             if path in self._filled:
                 continue
             if is_live and is_read:
-                found[path] = type(at)  # code may ask for it, and whether it is there
+                found[path] = type(at)  # code may test its type, and whether it exists
                 continue
             if isinstance(at, torch.Tensor):
                 own = attributes_of(at).items()
@@ -158,7 +158,7 @@ class BatchGuards:
             if isinstance(at, VALUES):
                 found[path] = at
             elif id(at) not in seen:
-                seen[id(at)] = at  # held, so that no id is used twice
+                seen[id(at)] = at  # kept alive so that no id is reused
                 stack += self._within(path, at, is_live, found)
         return found
 
@@ -168,14 +168,14 @@ class BatchGuards:
         """Return path and value of what one value holds.
 
         Args:
-            path: To it.
+            path: The path to it.
             at: The value.
             is_live: Whether numbers in it are read at every call.
-            found: Is given what is compared of it as a whole.
+            found: Receives what is compared of it as a whole.
         """
         if isinstance(at, dict | tuple | list | deque):
             items = list(at.items() if isinstance(at, dict) else enumerate(at))
-            found[dotted(path, "__class__")] = type(at)  # an empty one is there, too
+            found[dotted(path, "__class__")] = type(at)  # so that an empty one is noticed, too
             if isinstance(at, dict) and len(at) > 1:
                 found[f"the order of {path}"] = _Keys(at)
             parts = self._unwritten(path, at, items, is_live, found)
@@ -198,7 +198,7 @@ class BatchGuards:
             return [(path, at.__wrapped__, False)]
         elif is_users_object(at) and not isinstance(at, type):
             found[dotted(path, "__class__")] = holding(type(at))
-            # Numbers of plain objects are no sources of the graph; those of dataclasses are.
+            # Numbers of dataclasses are sources of the graph; those of plain objects are not.
             is_live = is_live and dataclasses.is_dataclass(at)
             parts: list[tuple[str, Any, bool]] = []
             for holder, attributes in _attributes(at):
@@ -222,11 +222,12 @@ class BatchGuards:
         """Return path and value of the items that the step itself does not change.
 
         Args:
-            path: To the holder.
-            holder: Of the items; if the step changes one, it has to be the same at each call.
-            items: By key.
+            path: The path to the holder.
+            holder: The holder of the items; if the step changes one, it has to be the same at each
+                call.
+            items: The items by key.
             is_live: Whether numbers among them are read at every call.
-            found: Is given the holder.
+            found: Receives the holder.
         """
         rest = [(k, x) for k, x in items if (id(holder), k) not in self._written]
         if len(rest) < len(items):
@@ -235,12 +236,12 @@ class BatchGuards:
 
 
 def _of_function(path: str, at: Any, found: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield path and value of what a function holds; one made again of the same code is the same.
+    """Yield path and value of what a function holds; one remade from the same code is the same.
 
     Args:
-        path: To the function.
+        path: The path to the function.
         at: A function, a method or a partial one.
-        found: Is given its code, and the objects that it is bound to.
+        found: Receives its code, and the objects that it is bound to.
     """
     if isinstance(at, types.FunctionType):
         found[path] = holding(at.__code__)
@@ -270,7 +271,7 @@ def is_users_object(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Yield what holds attributes, as `held_numbers.place` has it, and these by name."""
+    """Yield each holder of attributes, as in `held_numbers.place`, and its attributes by name."""
     if hasattr(value, "__dict__"):
         yield value.__dict__, value.__dict__
     keys = [key for key in slots_of_class(type(value)) if hasattr(value, key)]

@@ -27,14 +27,14 @@ from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.references import BYTES, traced_functions
 
-#: Of all that is compared by content. A larger array is no constant of a graph either
-#: (`unsupported.large_constant`): no step computes with all of it.
+#: Limit for all that is compared by content. A larger array cannot be a constant of a graph either
+#: (`unsupported.large_constant`), so no step computes with all of it.
 _MAX_BYTES = 1 << 20
 _DEVICES = ("cpu", "cuda")
-#: Of a class that was made by a statement of Python: `Py_TPFLAGS_HEAPTYPE`.
+#: Flag of a class made by a Python statement: `Py_TPFLAGS_HEAPTYPE`.
 HEAP_TYPE = 1 << 9
 
-#: Of the modes, those that TorchDynamo's guard does not compare, or not always.
+#: Modes that TorchDynamo's guard does not compare, or not always.
 _UNSEEN: dict[str, Callable[[], Any]] = {
     f"get_autocast_dtype({device!r})": functools.partial(torch.get_autocast_dtype, device)
     for device in _DEVICES
@@ -43,7 +43,7 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
     "torch.get_default_device(), or a function mode": lambda: _function_modes(),
     "torch.autograd.graph.saved_tensors_hooks": lambda: _saved_tensors_hooks(),
     "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled,
-    # Which attention kernel is called.
+    # These decide which attention kernel is called.
     "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
     "torch.backends.cuda.flash_sdp_enabled()": torch._C._get_flash_sdp_enabled,
     "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
@@ -53,7 +53,7 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
 MODE_GLOBALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "torch.backends.mha": (vars(torch.backends.mha), ["_is_fastpath_enabled"]),
 }
-#: What is set for all code, and decides which calls torch makes or of which type, by its name.
+#: Process-wide settings that decide which calls torch makes or their types, by name.
 _MODES: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
@@ -64,9 +64,9 @@ _MODES: dict[str, Callable[[], Any]] = {
 } | _UNSEEN  # fmt: skip
 
 
-#: What tells in little time that all of `_UNSEEN` is as it was: after a step none of their code is
-#: in the processor's cache, and each getter takes 1 to 7 us then. Of function modes and hooks,
-#: which hardly anybody sets, only whether there are any.
+#: Quick checks that all of `_UNSEEN` is unchanged: after a step, none of the getters' code is in
+#: the processor's cache, and each takes 1 to 7 us. Of function modes and hooks, which are rarely
+#: set, they only tell whether there are any.
 _GLANCES: tuple[Callable[[], Any], ...] = (
     torch._C._len_torch_function_stack,
     functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True),
@@ -91,7 +91,7 @@ class ModeGuards:
 
     def changes(self) -> list[Change]:
         """Return what has changed."""
-        # TorchDynamo's guard compares most in one call; types of autocast only where it is on.
+        # TorchDynamo's guard compares most in one call, but autocast's types only while it is on.
         if self._others.check():
             glance = list(map(operator.call, _GLANCES))
             if glance == self._glance and glance[:2] == _NOTHING_SET:
@@ -100,7 +100,7 @@ class ModeGuards:
         now = {name: get() for name, get in _MODES.items()}
         found = [Change(name, then, now[name]) for name, then in self._then.items()
                  if now[name] != then]  # fmt: skip
-        self._others = self._others if found else others  # it compares more than is asked here
+        self._others = self._others if found else others  # it compares more than is needed here
         return found
 
 
@@ -125,7 +125,7 @@ class ClassGuards:
             self._then.append(type(value))
 
     def pointers(self) -> list[tuple[int, int]]:
-        """Return where the classes are held, and their addresses."""
+        """Return the addresses of the words that hold classes, and those of the classes."""
         return list(zip(map(class_address, self._objects), map(id, self._then), strict=True))
 
     def changes(self) -> Iterator[Change]:
@@ -149,7 +149,7 @@ class ContentGuards:
 
         Args:
             name: Dotted path to it.
-            value: Of a type for which `has_content` is true.
+            value: A value of a type for which `has_content` is true.
         """
         size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
         if self._bytes + size <= _MAX_BYTES:
@@ -173,7 +173,7 @@ def has_content(value: Any) -> bool:
 
 
 def has_order(value: Any) -> bool:
-    """Whether `move_to_end` may change the order of a container's keys without changing an item."""
+    """Whether `move_to_end` may reorder a container's keys without changing an item."""
     return isinstance(value, OrderedDict) and all(isinstance(key, PLAIN) for key in value)
 
 
@@ -186,12 +186,12 @@ def content_of(value: Any) -> Any:
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
 
 
-#: What is asked of threads, processes, and what they wait for; `lock.acquire(False)` asks, too.
+#: What code asks of threads, processes and locks; `lock.acquire(False)` asks, too.
 _OF_THREADS = ("is_set", "locked", "is_alive", "exitcode", "broken", "get_value")
 
 
 def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable[[], Any]] | None:
-    """Return what to compare of an object that shows no attributes; None for any other.
+    """Return what to compare of an object without visible attributes; None for any other.
 
     Args:
         path: Dotted path to it.
@@ -206,7 +206,7 @@ def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable
         return f"the functions of {path}", functools.partial(traced_functions, value)
     if isinstance(value, BaseException):
         return f"{path}.args", functools.partial(getattr, value, "args")
-    if isinstance(value, torch.Generator):  # a loader's moves at each call, and no step asks
+    if isinstance(value, torch.Generator):  # a loader's advances at each call, and no step reads it
         if "get_state" in used:
             return f"the state of {path}", functools.partial(generator_state, value)
         return (f"{path}.initial_seed()", value.initial_seed) if "initial_seed" in used else None
@@ -239,7 +239,8 @@ class Clearings:
     """Counts how often a cache was cleared, after which eager steps fill it again.
 
     Args:
-        cache: Of `functools`; clearing it resets its call counts, which otherwise only grow.
+        cache: A cache of `functools`; clearing it resets its call counts, which otherwise only
+            grow.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -251,28 +252,28 @@ class Clearings:
         self._calls = _calls(self._cache())
 
     def __call__(self) -> int:
-        """Return how often it was cleared since this was made, as far as it was looked at."""
+        """Return how often the cache was seen cleared since this was made."""
         calls = _calls(self._cache())
         self._count += calls < self._calls
         self._calls = calls
         return self._count
 
 
-#: Those that are alive.
+#: Instances that are alive.
 _CLEARINGS: weakref.WeakSet[Clearings] = weakref.WeakSet()
-#: Calls that a cache counts once this package has cleared it, so that the user's clearing shows.
+#: Calls that a cache counts after this package has cleared it, so that a user's clearing shows.
 _MARK = 256
 
 
 def _calls(cache: Any) -> int:
-    if cache is None:  # nobody can clear it any more
+    if cache is None:  # it is gone, so nobody can clear it
         return 0
     hits, misses, *_ = cache.cache_info()
     return hits + misses
 
 
 def clear_caches(caches: Collection[Any]) -> None:
-    """Clear caches of `functools` without any guard attributing it to the user."""
+    """Clear caches of `functools` without any guard taking it for the user's doing."""
     for each in _CLEARINGS if caches else ():
         each()
     for cache in caches:
@@ -283,7 +284,7 @@ def clear_caches(caches: Collection[Any]) -> None:
 
 
 def _mark(cache: Any) -> None:
-    """Let a cache count calls that run no code, as its function takes no such argument."""
+    """Make a cache count calls that run no code: their argument is none of its function's."""
     function = cache.__wrapped__
     if type(function) is FunctionType and not function.__code__.co_flags & inspect.CO_VARKEYWORDS:
         for _ in range(_MARK):
@@ -304,7 +305,7 @@ def _level(logger: logging.Logger) -> int:
 
 
 def _function_modes() -> Any:
-    """Return the kinds of torch's function modes: a default device is one, as a text."""
+    """Return the kinds of torch's function modes; a default device counts as one, as a text."""
     count = torch._C._len_torch_function_stack()
     modes = map(torch._C._get_function_stack_at, range(count))
     return [(type(mode), str(getattr(mode, "device", ""))) for mode in modes]

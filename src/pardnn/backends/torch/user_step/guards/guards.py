@@ -1,12 +1,12 @@
-"""Guards: the Python values that a captured step relies on, compared at every call.
+"""Guards: the Python values on which a captured step relies, compared at every call.
 
 Problem: a traced step is one path through the user's code, and plain Python values decide which
 one: flags and counts among the arguments, attributes of modules such as `training` or `p`,
 configurations, closure cells, globals, class attributes, `requires_grad`.
 
-Idea: guards as in TorchDynamo. It guards what the frames that it compiles read; here no frame is
-compiled, so every value is guarded that the step can reach *and* that is named in code that may run
-(`used_names`). A guard holds a container and its items at capture. A check compares identities
+Idea: guards as in TorchDynamo. It guards what its compiled frames read; here no frame is compiled,
+    so every value is guarded that the step can reach *and* that code which may run names
+    (`used_names`). A guard holds a container and its items at capture. A check compares identities
 first, in one pass, and values only if an identity differs.
 
 Complexity: O(values guarded); `python -m bench guards` measures a call for a GPT-2 of 12 layers
@@ -47,12 +47,12 @@ class Guards:
         args: Its arguments, with the example batch.
         batch: Indices of the arguments that are the batch.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
-        left: What the step itself leaves in places, and holds for as well, by place.
+        left: What the step itself leaves in places, and also holds for, by place.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
 
     Attributes:
-        of_batch: Those on what the batch holds.
+        of_batch: The guards on what the batch holds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Guards:
         self._guards, self._contents, self._classes = walk.guards, walk.contents, walk.classes
         self._attributes, self._pointed = walk.attributes, walk.pointed
         self._modes = ModeGuards()
-        if reads_environment(used.of_users):  # by names that it may compute
+        if reads_environment(used.of_users):  # it may compute the names
             known = environment()
             self._guards.append(ItemGuard("os.environ", known, list(known), any_key))
         else:
@@ -92,10 +92,10 @@ class Guards:
             self._guards.append(ItemGuard(name, hooks, list(hooks), any_key))
             for i, hook in enumerate(hooks.values()):
                 walk.walk(dotted(name, i), hook)
-        while walk.weak:  # last, so that what is held otherwise comes first
+        while walk.weak:  # last, so that what is also held strongly comes first
             walk.walk(*walk.weak.pop(0), is_weak=True)
         self._guards += library_guards(used, walk.seen.values())
-        walk.seen.clear()  # guards hold the walk, and what only a weak reference leads to may go
+        walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(walk.parameters)
         self.of_batch = BatchGuards(step, names, used, written, live, filled)

@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.dict_versions import (
 from pardnn.backends.torch.user_step.object_graph import PLAIN
 from pardnn.backends.torch.user_step.slots import behind_view, dotted
 
-#: Compared by value; all other types are compared by identity, or walked.
+#: Types compared by value; all others are compared by identity, or walked.
 VALUES = (
     *PLAIN, complex, bytes, range, slice, frozenset, enum.Enum, torch.dtype, torch.device,
     torch.memory_format, torch.layout, torch.Size,
@@ -38,7 +38,7 @@ class Change:
         name: Dotted path from the step's parameters, such as "model.dropout.p".
         then: The value at capture.
         now: The value at this call.
-        place: Where it is held, `held_numbers.place`; None where that is no place of its own.
+        place: Where it is held, `held_numbers.place`; None if it has no place of its own.
     """
 
     __slots__ = ("name", "now", "place", "then")
@@ -55,11 +55,11 @@ class ItemGuard:
     Args:
         name: Dotted path to it; empty for globals.
         holder: A dictionary, list or deque.
-        keys: Of the items to compare.
+        keys: The keys of the items to compare.
         is_used: Whether a new item under a key is a change; None: new items never are.
-        left: What else the step may find under keys: what it leaves there itself.
+        left: What else the step may find under keys: values that it leaves there itself.
         same: Keys under which an equal object is a change, too.
-        is_ordered: Whether another order of a dictionary's keys is a change, also of those whose
+        is_ordered: Whether another order of a dictionary's keys is a change, including keys whose
             items are not compared.
     """
 
@@ -82,7 +82,7 @@ class ItemGuard:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
         self.same, self.order = same, list(holder) if is_ordered and len(holder) > 1 else []
         self.size = len(holder)
-        # Whether all items of a dictionary are compared, in this order, and new ones are changes.
+        # Whether all items of a dictionary are compared in this order, and new ones are changes.
         self.is_whole = (
             isinstance(holder, dict)
             and is_used is not None
@@ -143,7 +143,7 @@ class ItemGuard:
 
 
 class Held:
-    """A value of which only matters which object it is."""
+    """A value of which only the identity matters."""
 
     __slots__ = ("value",)
 
@@ -161,7 +161,7 @@ def holding(value: Any) -> Held:
 
 def _item_name(name: str, key: Any) -> str:
     """Return the path of an item; optimizer state is kept by parameter, which has no short text."""
-    if isinstance(key, bytes):  # of the environment
+    if isinstance(key, bytes):  # from the environment
         return f"{name}[{os.fsdecode(key)!r}]"
     return f"{name} of a parameter" if isinstance(key, torch.Tensor) else dotted(name, key)
 
@@ -174,7 +174,7 @@ def items_by_key(holder: Any) -> Mapping[Any, Any]:
 def differ(now: Any, then: Any) -> bool:
     """Whether values differ: plain ones by value and type, containers by item, others by identity.
 
-    A tensor is another one if it is another object: what a graph reads is bound to the object.
+    Tensors differ if they are different objects, since what a graph reads is bound to the object.
     """
     if now is then:
         return False
@@ -192,17 +192,17 @@ def differ(now: Any, then: Any) -> bool:
 
 
 def may_hold(value: Any) -> bool:
-    """Whether a value may hold others; members of an enumeration may, beside being compared."""
+    """Whether a value may hold others; enum members may, and are compared as well."""
     return not isinstance(value, VALUES) or hasattr(value, "__dict__")
 
 
 def _has_more(value: Any) -> bool:
-    """Whether a number or text has attributes, which an equal one may have otherwise."""
+    """Whether a number or text has attributes, in which an equal one may differ."""
     return hasattr(value, "__dict__") and not isinstance(value, enum.Enum)
 
 
 def any_key(_key: Any) -> bool:
-    """Whether an item counts: each does."""
+    """Accept every item."""
     return True
 
 
@@ -231,7 +231,7 @@ class AttributeGuards:
             get: Reads it.
             is_same: Whether an equal object in its place is a change, too.
             place: Where it is held, `held_numbers.place`.
-            address: Of the word that points to it.
+            address: The address of the word that points to it.
         """
         self._names.append((name, is_same, place))
         self._getters.append(get)
@@ -239,7 +239,7 @@ class AttributeGuards:
         self._addresses.append(address)
 
     def pointers(self) -> list[tuple[int, int]]:
-        """Return address and word of all attributes; no default is a pointer to nothing."""
+        """Return address and word of all attributes; without a default, the pointer is null."""
         held = zip(self._addresses, map(id, self._then), strict=True)
         return [(a, 0 if word == id(None) and not WORD.from_address(a).value else word)
                 for a, word in held]  # fmt: skip
@@ -258,21 +258,21 @@ class AttributeGuards:
                 found.append(Change(name, Held(then), Held(now)))
             elif differ(now, then):
                 found.append(Change(name, then, now, place))
-        if not found:  # those of equal plain values are held, so that the next check finds them
+        if not found:  # hold equal plain values, so that the next check finds the same objects
             held = zip(self._then, values, strict=True)
             self._then = [now if isinstance(then, VALUES) else then for then, now in held]
         return found
 
 
 class Snapshot:
-    """All guards on containers: that nothing has changed is found by words of memory, or few loops.
+    """All guards on containers: words of memory, or a few loops, show that nothing has changed.
 
-    A dictionary whose version tag is that of the last look is not looked into, nor a list whose
-    words are. The others are compared, and so is all where this Python has no tags.
+    A dictionary with the version tag of the last look is not searched, nor is a list with the same
+    words. Others are compared, and so is everything if this Python has no tags.
 
     Args:
-        guards: The first look compares the dictionaries.
-        pointers: Addresses of other words that are read with those, and what they have to be.
+        guards: The guards; the first look compares their dictionaries.
+        pointers: Addresses of other words that are read as well, and their expected values.
 
     Attributes:
         is_rest_same: Whether all `pointers` were found at the last look.
@@ -282,7 +282,7 @@ class Snapshot:
         self, guards: Sequence[ItemGuard], pointers: Sequence[tuple[int, int]] = ()
     ) -> None:
         tagged = [(d, g) for g in guards if HAS_TAGS and (d := _dictionary(g.holder)) is not None]
-        # From low to high addresses, a page of memory is come to once.
+        # In order of address, each page of memory is visited only once.
         tagged.sort(key=lambda each: id(each[0]))
         self._tagged = [guard for _, guard in tagged]
         is_tagged = set(map(id, self._tagged))
@@ -292,7 +292,7 @@ class Snapshot:
         rest = [guard for guard in untagged if id(guard) not in is_told]
         self._lists, self._of_lists = lists, _Items(lists)
         self._untagged = _Items(rest) if rest else None
-        # Often the same few change at each call, such as the globals of the user's loop.
+        # Often the same few change at every call, such as the globals of the user's loop.
         self._changed: tuple[int, ...] = ()
         self._of_changed = _Items(())
         self.is_rest_same = False
@@ -300,15 +300,15 @@ class Snapshot:
         self.expect(pointers)
 
     def expect(self, pointers: Sequence[tuple[int, int]]) -> None:
-        """Expect other words beside the tags, and the lists as they are held."""
+        """Expect other words in addition to the tags, and the lists as they are held."""
         heads = [word for guard in self._lists for word in list_words(guard.holder, guard.size)]
         self._tags.expect([*heads, *pointers] if HAS_TAGS else [])
         items = [word for guard in self._lists for word in _item_words(guard)]
         self._items = DictVersions([], items) if items else None
 
     def holds(self) -> bool:
-        """Whether every guarded item is the object that it was, and no container grew."""
-        # Looked at before anything is compared, so that no change is taken for known.
+        """Whether every guarded item is the same object as before, and no container has grown."""
+        # Read before anything is compared, so that no change goes unnoticed.
         self.is_rest_same = is_same = HAS_TAGS
         if self._tags.differ():
             self.is_rest_same = is_same = self._tags.are_others_same()
@@ -319,7 +319,7 @@ class Snapshot:
                 if not self._of_changed.hold():
                     return False
                 self._tags.accept()
-        # Items of a list are read only where its length and its memory are those that are known.
+        # Items of a list are read only if its length and its memory are the known ones.
         is_other = not is_same or (self._items is not None and self._items.differ())
         if is_other and not self._of_lists.hold():
             return False
@@ -343,7 +343,7 @@ def _item_words(guard: ItemGuard) -> Iterator[tuple[int, int]]:
 class _Items:
     """The items of some guards as flat lists, to be compared by a few loops in C.
 
-    Most containers of a model are empty tables of hooks, and most others are compared whole.
+    Most containers of a model are empty hook tables, and most others are compared whole.
     """
 
     def __init__(self, guards: Sequence[ItemGuard]) -> None:
@@ -353,7 +353,7 @@ class _Items:
         self._sizes = [guard.size for guard in sized if guard.size]
         whole = [guard for guard in guards if guard.is_whole]
         self._whole = [guard.holder for guard in whole]
-        # The order is that of capture; an OrderedDict may have another one than `dict.keys`.
+        # The order is that of capture; an OrderedDict's may differ from that of `dict.keys`.
         self._whole_keys = [key for guard in whole for key in guard.keys]
         self._whole_then = [item for guard in whole for item in guard.then]
         ordered = [guard for guard in guards if guard.order]
@@ -364,7 +364,7 @@ class _Items:
         self._has_items = bool(self._whole or self._holders)
 
     def hold(self) -> bool:
-        """Whether every item is the object that it was, and no container grew."""
+        """Whether every item is the same object as before, and no container has grown."""
         if any(self._empty) or list(map(len, self._sized)) != self._sizes:
             return False
         if self._ordered and list(map(list, self._ordered)) != self._orders:

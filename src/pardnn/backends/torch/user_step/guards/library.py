@@ -1,12 +1,12 @@
 """Guards on replaced functions of libraries: `F.relu = torch.tanh`.
 
 A library's own code is assumed not to change, but somebody may replace a function in its module, or
-a method in its class. The guards cover functions that the user's code names, those that code which
-the step reaches may run, and Python's own: `builtins.print = ...`. Each module or class is one
+a method in its class. The guards cover functions that the user's code names, those that code
+reached by the step may run, and Python's own: `builtins.print = ...`. Each module or class is one
 dictionary, whose version is compared.
 
-Settings of a whole process, such as numbers of threads, are guarded if code names the function that
-returns them.
+Process-wide settings, such as thread counts, are guarded if code names the function that returns
+them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pardnn.backends.torch.user_step.guards.item import VALUES, ItemGuard
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.used_names import UsedNames, runs_unnamed
 
-#: Where torch's own modules find what they call.
+#: Where torch's own modules find the functions that they call.
 _OF_TORCH = (torch, torch.nn.functional)
 
 
 def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
-    """Return a guard for each class and module of a library that the step may run code of.
+    """Return a guard for each library class and module whose code the step may run.
 
     Args:
         used: The names that code which may run mentions.
-        reached: What the step reaches: classes and modules count, also those of users.
+        reached: What the step reaches: its classes and modules count, including the user's.
     """
     values = list(reached)
     kinds = [value for value in values if isinstance(value, type)]
@@ -90,7 +90,7 @@ def _named_modules(
 
 
 def _keys(module: types.ModuleType, used: UsedNames, *, is_named: bool) -> list[str]:
-    """Return what is guarded in a module: what the user's code names of it, and what others run."""
+    """Return what is guarded in a module: what the user's code names, and what other code runs."""
     kinds = object if module in _OF_TORCH else types.FunctionType | type
     return [
         key
@@ -107,7 +107,7 @@ def _of_class(kind: type, used: UsedNames) -> ItemGuard:
         return key in used.names or runs_unnamed(key)
 
     def is_new(key: str) -> bool:
-        # Methods: `copyreg` keeps a list in a class whose objects are pickled, `__slotnames__`.
+        # Only methods, since `copyreg` keeps a list `__slotnames__` in classes of pickled objects.
         is_read = key in used.names or (is_run(key) and _is_method(vars(kind)[key]))
         return key not in known and is_read
 
@@ -128,7 +128,7 @@ def _is_library(value: object) -> bool:
 def _folder() -> str | None:
     try:
         return str(Path.cwd())
-    except FileNotFoundError:  # removed by others
+    except FileNotFoundError:  # the folder was removed
         return None
 
 
@@ -137,7 +137,7 @@ def _precision() -> tuple[Any, ...]:
     return context.prec, context.rounding, context.Emin, context.Emax
 
 
-#: What is set for a whole process, and read by a function or attribute of this name.
+#: Process-wide settings, read by a function or attribute of this name.
 _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "Decimal": _precision,
     "argv": lambda: list(sys.argv),
@@ -165,7 +165,7 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "sched_getaffinity": lambda: sorted(os.sched_getaffinity(0)),
     "warn": lambda: [each for each in warnings.filters if each[0] == "error"],
 }
-#: As people read them, where that is no function of this name.
+#: How messages name them, if not by such a function.
 _SHOWN = {
     "Decimal": "decimal.getcontext()",
     "allow_tf32": "allow_tf32",
@@ -179,10 +179,10 @@ _SHOWN = {
 
 
 def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the settings of the process that code asks for, and what returns each.
+    """Yield the process-wide settings that code asks for, with a getter for each.
 
     Args:
-        names: That the user's code mentions.
+        names: The names that the user's code mentions.
     """
     for name, get in _PROCESS_SETTINGS.items():
         if name in names:

@@ -1,9 +1,9 @@
 """Guards on parameters: their properties besides data, and other tensors in their groups.
 
-Problem: a step reads `requires_grad`, `grad` and hooks of every parameter, and Python reads one of
-them at a time.
+Problem: a step depends on `requires_grad`, `grad` and hooks of every parameter, and Python reads
+    them only one at a time.
 Idea: the first two are read only after a word of memory that holds them has changed
-(`tensor_words`); hooks only after some hook was registered anywhere, which torch counts.
+(`tensor_words`); hooks only after any hook was registered anywhere, which torch counts.
 
 Numbers in `param_groups` are read at each call, and tensors there, `Adam(lr=torch.tensor(0.01))`,
 are sources of the graph. torch puts the same tensor into the defaults and into every group: it is
@@ -39,19 +39,19 @@ from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-#: References to a node that nobody else holds, as `sys.getrefcount` counts them.
+#: What `sys.getrefcount` returns for a node that nobody else holds.
 _UNSHARED = 2
-#: What is compared of each parameter; descriptors in C.
+#: What is compared of each parameter, as C descriptors.
 _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", *_HOOKS)
 }
 
 
 class ParameterGuards:
-    """Guards on what is set on parameters, as it is now.
+    """Guards on the current settings of parameters.
 
     Args:
-        parameters: With their names.
+        parameters: The parameters with their names.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -62,10 +62,10 @@ class ParameterGuards:
         self._held = {key: list(map(get, self._tensors)) for key, get in _READ.items()}
 
     def changes(self) -> list[Change]:
-        """Return what was set."""
+        """Return what has changed."""
         found: list[Change] = []
         if not self._words.hold():
-            # Noted before the getters are asked, so that no change is taken for known.
+            # Noted before the getters run, so that no change goes unnoticed.
             words = TensorWords(self._tensors, gradients=True)
             found = [change for key in ("requires_grad", "grad") for change in self._changes(key)]
             self._words = self._words if found else words
@@ -97,11 +97,12 @@ def hook_tables(parameter: torch.Tensor) -> dict[str, Any]:
 
 
 def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-    """Return the name of a leaf of which Python holds the node that adds up its gradient.
+    """Return the name of a leaf whose gradient accumulation node Python holds.
 
-    torch tells nobody the hooks of a node, and frees a node that only its leaf refers to: whoever
-    has put a hook on one holds it, in an object, a closure or a variable of what runs. 20 us a
-    leaf, and a pass over all objects where a node is held, which graphs that are alive do, too.
+    torch does not list the hooks of a node, and frees a node to which only its leaf refers. So
+    whoever has put a hook on one holds it, in an object, a closure or a variable of a running
+    function. Takes 20 us a leaf, and a pass over all objects if a node is held, which live graphs
+    do, too.
 
     Args:
         named: Leaves, and other tensors, with their names.
@@ -125,13 +126,13 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
 
 
 def _in_a_variable(names: Mapping[int, str]) -> str | None:
-    """Return the name of a leaf whose node a variable of a function that runs holds.
+    """Return the name of a leaf whose node a variable of a running function holds.
 
-    The collector does not see such variables. Asking a frame keeps what they hold until it is
-    asked again, in a dictionary that the collector does see: so all are asked, and first.
+    The collector does not see such variables. Reading a frame's locals keeps their values, until
+    they are read again, in a dictionary that the collector does see: so all frames are read first.
 
     Args:
-        names: Of the leaves by the id of their node.
+        names: The names of the leaves by the id of their node.
     """
     found: list[str] = []
     for frame in sys._current_frames().values():
@@ -140,7 +141,7 @@ def _in_a_variable(names: Mapping[int, str]) -> str | None:
             values = () if at.f_code in _OWN_CODE else list(at.f_locals.values())
             found += [names[id(value)] for value in values if id(value) in names]
             at = at.f_back
-        del frame, at  # a frame that holds itself would keep the nodes
+        del frame, at  # a frame that refers to itself would keep the nodes
     return next(iter(found), None)
 
 
@@ -159,14 +160,15 @@ def states_of_parameters(
     used: Collection[str],
     written: Collection[tuple[int, Any]],
 ) -> Iterator[ItemGuard]:
-    """Yield guards on what an optimizer holds of each parameter.
+    """Yield guards on what an optimizer holds for each parameter.
 
-    An optimizer makes states as it needs them, and steps that are captured follow that. Keys that
-    no text of its own code is are the user's: new ones count, and numbers that no step changes.
+    An optimizer makes states as it needs them, and captured steps follow that. Keys that its own
+    code does not contain as text are the user's: new ones count, and so do numbers that no step
+    changes.
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
+        optimizer: The optimizer of the step.
         used: As in `tensors_of_groups`.
         written: As in `tensors_of_groups`.
     """
@@ -204,11 +206,11 @@ def tensors_of_groups(
     used: Collection[str],
     written: Collection[tuple[int, Any]],
 ) -> tuple[list[ItemGuard], list[tuple[str, Callable[[], Any]]]]:
-    """Return guards on the tensors of all groups: on which they are, and on what kind they are.
+    """Return guards on the tensors of all groups: on their identity and kind.
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
+        optimizer: The optimizer of the step.
         used: Names that the user's code mentions: a new key is a change if it is among them.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
     """
@@ -241,8 +243,8 @@ def tensors_held(
 
     Args:
         path: Dotted path to the optimizer.
-        optimizer: Of the step.
-        used: Names that the user's code mentions; only if `state` is one, it comes to the state.
+        optimizer: The optimizer of the step.
+        used: Names that the user's code mentions; the state is searched only if `state` is one.
     """
     for each in optimizer.state.values() if "state" in used else ():
         held = each.items() if isinstance(each, dict) else ()
@@ -254,7 +256,7 @@ def tensors_held(
 
 
 def _kind_at(group: Mapping[str, Any], key: str) -> Any:
-    """Return what a graph takes for granted of a tensor in a group; other values themselves."""
+    """Return what a graph takes for granted about a tensor in a group; other values unchanged."""
     value = group.get(key)
     if not isinstance(value, torch.Tensor):
         return value

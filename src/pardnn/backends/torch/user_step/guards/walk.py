@@ -1,4 +1,4 @@
-"""The walk that guards values which a step can reach and which code that may run names.
+"""The walk that guards values reached by a step and named in code that may run.
 
 See `guards.guards`, which compares what is gathered here at every call.
 """
@@ -60,13 +60,13 @@ from pardnn.backends.torch.user_step.slots import (
 )
 from pardnn.backends.torch.user_step.used_names import RUN_UNNAMED, UsedNames, imported_modules
 
-#: Not guarded: their contents are sources of the graph, or compared as settings.
+#: Not guarded, since their contents are sources of the graph, or compared as settings.
 _BOUND = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
     torch.optim.lr_scheduler.ReduceLROnPlateau,
 )
-#: Code that names one of them may ask a tensor for an attribute that it has not.
+#: Code that names one of these may ask a tensor for a missing attribute.
 _ASKING = frozenset({"hasattr", "getattr", "vars", "dir", "__dict__", "AttributeError"})
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -75,19 +75,19 @@ class GuardWalk:
     """Gathers guards, value by value.
 
     Args:
-        used: Names that code mentions which may run.
+        used: Names in code that may run.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         left: What the step itself leaves in places, and holds for as well, by place.
-        seen: What is not entered, by id.
+        seen: Objects that are not entered, by id.
 
     Attributes:
-        guards: Of the items of containers.
-        attributes: Of what has to be asked for.
-        pointed: Of attributes whose address is known.
-        contents: Of what has no items by key, or an order.
-        classes: Of the classes of objects.
+        guards: The guards of the items of containers.
+        attributes: Guards on attributes that have to be read through a getter.
+        pointed: Guards on attributes whose address is known.
+        contents: Guards on contents without keys, and on orders.
+        classes: Guards on the objects' classes.
         parameters: Parameters of modules, by name.
-        weak: What only weak references lead to, by name; no walk has entered it yet.
+        weak: Objects reached only by weak references, by name; no walk has entered them yet.
         seen: All objects that were entered, by id.
     """
 
@@ -109,17 +109,17 @@ class GuardWalk:
     def _attribute(
         self, name: str, value: Any, key: str, place: tuple[int, Any] | None = None
     ) -> None:
-        """Guard which object an attribute holds, by the word that points to it where known."""
+        """Guard the identity of an attribute's object, by the word that points to it if known."""
         address = attribute_address(value, key)
         guards = self.attributes if address is None else self.pointed
         get = functools.partial(getattr, value, key, None)
         guards.add(name, get, place=place, address=address or 0)
 
     def walk(self, name: str, start: Any, *, is_weak: bool = False) -> None:
-        """Guard what a value leads to; what a weak reference does is noted in `weak`.
+        """Guard everything that a value leads to; targets of weak references are noted in `weak`.
 
         Args:
-            name: Of the value.
+            name: The name of the value.
             start: The value.
             is_weak: Whether a weak reference led to it.
         """
@@ -146,13 +146,13 @@ class GuardWalk:
                 stack += reversed(list(self._children(path, value)))
 
     def _of_tensor(self, path: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
-        """Guard what users have set on a tensor: a new attribute where they ask for such."""
+        """Guard what users have set on a tensor, and new attributes if their code asks for them."""
         if ((own := attributes_of(tensor)) or self._asks) and id(own) not in self.seen:
             self.seen[id(own)] = own
             yield from self._container(path, own, self._used.__contains__)
 
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Guard what an object holds of its own, and yield what it leads to."""
+        """Guard what an object itself holds, and yield what it leads to."""
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(path, value)
             yield from (*tensors_held(path, value, self._used.of_users), *_classes_of(value))
@@ -210,7 +210,7 @@ class GuardWalk:
                 yield dotted(path, key), get()
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
-        """Guard the numbers of groups and parameters; settings are sources, or compared there."""
+        """Guard numbers of groups and parameters; settings are sources, or compared elsewhere."""
         own = optimizer.__dict__
         same = [key for key in ("param_groups", "state")
                 if key in own and not hasattr(type(optimizer), key)]  # fmt: skip
@@ -301,7 +301,7 @@ class GuardWalk:
         if is_library_function(function):
             return
         name = function.__name__
-        # An editor that reloads a module puts other code into its functions.
+        # An editor that reloads a module puts new code into its functions.
         for key in ("__code__", "__defaults__", "__kwdefaults__"):
             self._attribute(dotted(name, key), function, key)
         defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
@@ -316,7 +316,7 @@ class GuardWalk:
 
 
 def _parts(path: str, value: Any) -> Sequence[tuple[str, Any]] | None:
-    """Return what a view, a method or a partial call is made of; None of other values."""
+    """Return the parts of a view, method or partial; None for other values."""
     if isinstance(value, VIEWS):
         return [(path, behind_view(value))]
     if isinstance(value, types.MethodType):
