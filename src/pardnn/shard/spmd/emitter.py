@@ -142,6 +142,10 @@ class Emitter:
             found = self._owned[name] = ShardedTensor(self.tensors[name], names, self.boxes[name])
         return found
 
+    def may_leave(self, tensor: Tensor) -> bool:
+        """Whether views of a tensor are made where it is, and read on other submeshes, too."""
+        return not self.in_place and self.owners[tensor.name] in self.written
+
     def emit(self, device: int, op: Op) -> None:
         """Append an op to the list of its device."""
         self.ops.append(op)

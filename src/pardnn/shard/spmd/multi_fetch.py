@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import Tensor
+from pardnn.graph.ir import Tensor, writes
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, JOIN, SLICE, UPDATE
 from pardnn.shard.boxes import (
@@ -84,7 +84,11 @@ def reshard(
         if request.box == own or is_shape_only:
             found[device] = sharded.names[device]
         elif own is not None and request.content and inside(request.box, own):
-            found[device] = view(emitter, sharded, device, request.box, anchor)
+            cut = view(emitter, sharded, device, request.box, anchor)
+            is_read = sharded.tensor.name not in writes(anchor.op)
+            if is_read and cut in emitter.strided and emitter.may_leave(sharded.tensor):
+                cut = contiguous_copy(emitter, sharded.tensor, device, request.box, cut, anchor)
+            found[device] = cut
         else:
             remote[device] = request
     if any(request is not None for request in remote):
@@ -184,7 +188,8 @@ def send_slices(
             names[owner, box] = name
             continue
         cut = view(emitter, sharded, owner, box, anchor)
-        if receivers != [owner] and cut in emitter.strided:
+        is_sent = receivers != [owner] or emitter.may_leave(sharded.tensor)
+        if is_sent and cut in emitter.strided:
             cut = contiguous_copy(emitter, sharded.tensor, owner, box, cut, anchor)
             copies.add(cut)
         names[owner, box] = cut

@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import preset_costs
+from pardnn.plan.partitioned_graph import SLICE
+from pardnn.plan.plan import planned_graph
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+from pardnn.shard.boxes import is_dense
 from tests.backends.torch import models
-from tests.backends.torch.executors import perceptron
+from tests.backends.torch.executors import captured, perceptron
 from tests.backends.torch.runtime.test_microbatched_ranks import assert_trained, double
 from tests.long_cases import long_but
 
@@ -44,3 +52,22 @@ def test_mixed_plans_train_as_one_device(
     factory: Callable[[], models.Entry], size: int, pieces: int, algorithm: str
 ) -> None:
     assert_trained(factory, size, pieces, algorithm)
+
+
+def test_messages_between_submeshes_are_copied_by_no_rank() -> None:
+    """A slice with gaps, of a weight that stays, is packed by an op of the plan: memory counts."""
+    graph = captured(models.MODELS["resnet"])
+    options = PlanOptions(algorithm="megatron*pardnn", microbatches=2)
+    cluster = Cluster.uniform(4, bandwidth=12e9)
+    problem = Problem(graph, cluster, preset_costs(graph, "v100"), options)
+    plan, _ = make_plan(problem)
+    made = planned_graph(graph, plan)
+    ops = {t.name: op for op in made.ops for t in op.outputs}
+    tensors = {t.name: t for op in made.ops for t in op.outputs}
+    cut = [op for op in (ops[message.tensor] for message in plan.messages) if op.kind == SLICE]
+    assert cut
+    for op in cut:
+        reference, ends = (op.arguments or {})["args"]
+        source = tensors[reference["tensor"]]
+        own = tuple((0, size) for size in source.shape or ())
+        assert is_dense(source, own, tuple((a, b) for a, b in ends)), op.name
