@@ -21,7 +21,8 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import estimate, memory_by_device
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.report.text import bytes_text, console, memory_table, plan_text, result_text
+from pardnn.report.text import console, memory_table, plan_text, result_text
+from pardnn.units import bytes_text
 
 TARGET = str(Path(__file__).with_name("gpt2.py")) + ":training"
 DEVICES, MEMORY, STEPS = 4, "768MiB", 5

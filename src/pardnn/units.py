@@ -30,6 +30,16 @@ _SINGLE = {"bandwidth": "B/s", "size": "B", "memory": "B"}
 MemoryLimits = int | str | Mapping[int | str, int | str] | Sequence[int | str] | None
 
 
+def bytes_text(num_bytes: float | None) -> str:
+    """Return a size such as "1.50 GiB"; None is unlimited."""
+    if num_bytes is None:
+        return "unlimited"
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
 def _split(text: str, units: Mapping[str, float], help_text: str, what: str) -> tuple[float, float]:
     match = _NUMBER.fullmatch(text)
     if match is None:

@@ -26,9 +26,8 @@ from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.report.progress import lines_of, status
 from pardnn.report.results import RunResult, StateDifference
-from pardnn.report.text import bytes_text
 from pardnn.sim.shared_cores import Host, simulated_step
-from pardnn.units import MAX_WAIT_SECONDS
+from pardnn.units import MAX_WAIT_SECONDS, bytes_text
 
 #: Of one machine: each takes some 300 MB before it has a tensor.
 MAX_RANKS = 128

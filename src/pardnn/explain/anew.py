@@ -23,10 +23,9 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.report.explained import Alternative, MemoryExplained, TimeExplained
-from pardnn.report.text import bytes_text
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
-from pardnn.units import parse_bytes
+from pardnn.units import bytes_text, parse_bytes
 
 _MORE = re.compile(r"\+([0-9]{1,4})")
 

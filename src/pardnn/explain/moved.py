@@ -22,10 +22,10 @@ from pardnn.place.ordering.fit import fit_moved, fit_schedule
 from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.plan import PlanArrays
 from pardnn.report.explained import Alternative
-from pardnn.report.text import bytes_text
 from pardnn.sim.engine import simulate
 from pardnn.sim.peak import peaks
 from pardnn.sim.transfers import missing_link
+from pardnn.units import bytes_text
 
 
 class Judged(NamedTuple):

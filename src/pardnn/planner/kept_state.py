@@ -28,9 +28,9 @@ from pardnn.plan.state_in_place import (
     tensor_problems,
 )
 from pardnn.plan.state_layout import STATE_KINDS
-from pardnn.report.text import bytes_text
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, restricted
+from pardnn.units import bytes_text
 
 Kind = Literal["whole", "cut"]
 

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from pardnn.report.explained import Alternative
 from pardnn.report.explained_text import ROWS, bytes_change_text, change_text, printable
 from pardnn.report.results import STRICT
-from pardnn.report.text import bytes_text, seconds_text, table
+from pardnn.report.text import seconds_text, table
+from pardnn.units import bytes_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 
 from pardnn import errors
 from pardnn.report import explained as values
-from pardnn.report.text import bytes_text, percent_text, seconds_text, table
+from pardnn.report.text import percent_text, seconds_text, table
+from pardnn.units import bytes_text
 
 #: Rows of a table that are shown; `--json` has all.
 ROWS = 12

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from pardnn.report.text import bytes_text, escaped, seconds_text
+from pardnn.report.text import escaped, seconds_text
+from pardnn.units import bytes_text
 
 WIDTH, LEFT, RIGHT = 960, 76, 34
 TOP, BAR, CURVE, GAP = 78, 26, 44, 18

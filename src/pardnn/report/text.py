@@ -22,6 +22,7 @@ from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
 from pardnn.report.export.result import CodeResult
 from pardnn.report.verdict import verdict
+from pardnn.units import bytes_text
 
 _NUMBER = re.compile(r"[+-]?[0-9]")
 #: Of names that a narrow terminal leaves.
@@ -54,16 +55,6 @@ def printable_renderable(of: RenderableType) -> RenderableType:
 def escaped(text: str) -> str:
     """Return a line of text escaped for SVG and HTML, whatever its names are."""
     return html.escape(printable(text))
-
-
-def bytes_text(num_bytes: float | None) -> str:
-    """Return a size such as "1.50 GiB"; None is unlimited."""
-    if num_bytes is None:
-        return "unlimited"
-    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(num_bytes) >= scale:
-            return f"{num_bytes / scale:.2f} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -25,9 +25,9 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete, decide, memory
 from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
-from pardnn.report.text import bytes_text
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
+from pardnn.units import bytes_text
 from tests.backends.torch import models
 from tests.long_cases import long_but
 

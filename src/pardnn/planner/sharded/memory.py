@@ -17,10 +17,10 @@ from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.least_memory import least_peaks
-from pardnn.report.text import bytes_text
 from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.sim.peak import live_bytes, one_device_peak
+from pardnn.units import bytes_text
 
 #: Times its share of one device's peak that a device should need at most.
 ROOM = 1.15

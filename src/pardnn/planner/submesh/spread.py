@@ -36,7 +36,6 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan, check_fixed
 from pardnn.planner.submesh.columns import Columns, columns_of
 from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
-from pardnn.report.text import bytes_text
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
@@ -44,6 +43,7 @@ from pardnn.shard.spmd.partitioner import PositionedOps
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of
 from pardnn.sim.peak import peaks
+from pardnn.units import bytes_text
 
 #: Fractions of the usable memory for which columns are placed, one after the other, until all that
 #: a device holds fits, and takes at most `NEAR` times as long: a column does not tell how long what

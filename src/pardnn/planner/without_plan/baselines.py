@@ -21,8 +21,8 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.problem import Problem
 from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.report.results import CompareRow
-from pardnn.report.text import bytes_text
 from pardnn.sim.peak import one_device_peak
+from pardnn.units import bytes_text
 
 #: Bytes/s between all devices and their host, together: PCI Express 3, as in the paper.
 HOST_BANDWIDTH = 10e9

@@ -16,7 +16,8 @@ import numpy as np
 from pardnn.errors import printable
 from pardnn.report.page.modules import numbered_modules
 from pardnn.report.page.simulated import Simulated
-from pardnn.report.text import bytes_text, seconds_text
+from pardnn.report.text import seconds_text
+from pardnn.units import bytes_text
 
 #: Boxes of one drawing; Mermaid refuses more than 500 arrows and no one reads so many.
 MOST_BOXES = 120

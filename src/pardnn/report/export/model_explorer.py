@@ -15,7 +15,8 @@ from pardnn.graph.ir import Op, Tensor
 from pardnn.report.page.contents import PHASES
 from pardnn.report.page.modules import ELSEWHERE, numbered_modules
 from pardnn.report.page.simulated import Simulated
-from pardnn.report.text import bytes_text, seconds_text
+from pardnn.report.text import seconds_text
+from pardnn.units import bytes_text
 
 Fields = dict[str, Any]
 

@@ -19,8 +19,8 @@ from pardnn.plan.plan import order_rows
 from pardnn.plan.run_record import RankTimes, RunRecord
 from pardnn.report.page.contents import PHASES
 from pardnn.report.page.simulated import Simulated
-from pardnn.report.text import bytes_text
 from pardnn.sim.peak import memory_over_time
+from pardnn.units import bytes_text
 
 Event = dict[str, Any]
 _NS = 1e9

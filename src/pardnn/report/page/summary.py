@@ -10,7 +10,8 @@ from pardnn.plan.plan import Plan
 from pardnn.report.page.bars import Critical
 from pardnn.report.page.contents import Binding, DeviceRow, LinkRow, Times
 from pardnn.report.page.simulated import Simulated
-from pardnn.report.text import bytes_text, cluster_text, percent_text, seconds_text
+from pardnn.report.text import cluster_text, percent_text, seconds_text
+from pardnn.units import bytes_text
 
 #: Constraints that are named.
 LISTED = 8

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from pardnn.report.page.contents import KINDS, PHASES, Report
-from pardnn.report.text import bytes_text, escaped, percent_text, seconds_text
+from pardnn.report.text import escaped, percent_text, seconds_text
+from pardnn.units import bytes_text
 
 #: Devices up to which the matrix of messages is shown.
 MOST_COLUMNS = 16
