@@ -14,9 +14,12 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.shard.partition.regions import Region
 from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.emitter import Anchor, Emitter
 from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.multi_fetch import reshard
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.time_limit import OutOfTimeError, time_limit
 
@@ -161,3 +164,19 @@ def test_the_time_is_asked_for_at_each_tensor_before_any_op_is_looked_at() -> No
     sharding = Sharding(make_mesh((2,)), {"x": (0,)}, {})
     with time_limit(-1.0), pytest.raises(OutOfTimeError):
         legalize(build_graph("sources", [source]), sharding)
+
+
+@pytest.mark.parametrize(
+    ("in_place", "is_written", "packed"),
+    [(True, True, 2), (False, False, 2), (False, True, 4)],
+)
+def test_what_stays_with_a_written_tensor_is_packed_for_other_submeshes(
+    in_place: bool, is_written: bool, packed: int
+) -> None:
+    """Each device takes half of the columns of w, which is cut by rows: of its own rows, too."""
+    graph, sharding = twice()
+    emitter = Emitter(graph, sharding, in_place=in_place)
+    emitter.written = {"w"} if is_written else set()
+    requests = [Region(((0, 8), (0, 4))), Region(((0, 8), (4, 8)))]
+    reshard(emitter, emitter.own("w"), requests, Anchor(graph.ops[2], (None, None)))
+    assert sum(":packed" in op.name for op in emitter.ops) == packed
