@@ -8,6 +8,7 @@ from pathlib import Path
 from pardnn.errors import UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
+from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.recipes.pipeline import CutStep, rows_of_plan
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, rows_csv
 from pardnn.place.recipes.units import units_of_plan
@@ -18,7 +19,7 @@ from pardnn.planner.algorithms import mixed_parts
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import choice_of, costs_for
 from pardnn.planner.recomputed import costs_of_planned
-from pardnn.planner.submesh.read_back import on_submeshes_of
+from pardnn.planner.submesh.read_back import machine_of_columns, on_submeshes_of, orders_of
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
 from pardnn.report.export.model_explorer import model_explorer_json
 from pardnn.report.export.trace import trace_json
@@ -155,10 +156,13 @@ def _pipeline(found: Simulated) -> Rows:
 def _rows_of_submeshes(found: Simulated, name: str) -> Rows | None:
     """Return what each submesh of a mixed plan does: its devices all do the same."""
     read = on_submeshes_of(
-        found.whole, found.plan, found.graph, found.machine, found.arrays.place,
-        found.timeline.dispatch,
-    )  # fmt: skip
-    return rows_of_plan(_cut_step(found, read.graph), read.machine, read.row, read.orders, name)
+        found.whole, found.plan, found.graph, first_overwrites(found.graph), found.arrays.place
+    )
+    cluster = found.plan.cluster
+    assert cluster is not None
+    machine = machine_of_columns(read, cluster, found.machine)
+    orders = orders_of(read, found.timeline.dispatch)
+    return rows_of_plan(_cut_step(found, read.graph), machine, read.row, orders, name)
 
 
 def _cut_step(found: Simulated, cut: Graph) -> CutStep:

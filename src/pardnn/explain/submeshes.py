@@ -22,16 +22,10 @@ from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
-from pardnn.plan.plan import graph_in_pieces
 from pardnn.planner.costs import costs_for
-from pardnn.planner.submesh.spread import (
-    devices_of,
-    followers,
-    positions_of,
-    rows_of,
-    turns_of,
-)
-from pardnn.shard.sharding import Sharding, sharding_of
+from pardnn.planner.submesh.read_back import on_submeshes_of
+from pardnn.planner.submesh.spread import devices_of, followers, positions_of, turns_of
+from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import PositionedOps, partition_for_submeshes
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
@@ -60,11 +54,10 @@ def mixed_of(case: Case) -> Mixed | None:
     partition = case.plan.partition
     if partition is None or partition.submeshes == 1:
         return None
-    graph = graph_in_pieces(case.graph, case.plan)
-    made = partition_for_submeshes(graph, sharding_of(partition), partition.submeshes)
-    follows = followers(case.planned, case.overwrites)
-    row = rows_of(made, follows, case.arrays.place, len(graph.ops))
-    return Mixed(graph, made, follows, row, colocated(graph.arrays, first_overwrites(graph)))
+    read = on_submeshes_of(
+        case.graph, case.plan, case.planned, case.overwrites, case.arrays.place
+    )  # fmt: skip
+    return Mixed(*read, group=colocated(read.graph.arrays, first_overwrites(read.graph)))
 
 
 def together(mixed: Mixed, ops: Sequence[int]) -> Bool[ndarray, " n"]:

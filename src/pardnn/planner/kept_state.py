@@ -136,11 +136,12 @@ def submesh_size(graph: Graph, state: StateInPlace) -> int | None:
 
     All of it has to be cut on submeshes of one size, of consecutive devices, as mixed plans do.
     """
-    meshes = {held.mesh for held in kept(graph, state).values()}
+    there = kept(graph, state).values()
+    meshes = {held.mesh for held in there}
     mesh = next(iter(meshes), None)
     if mesh is None or len(meshes) > 1 or mesh.size >= state.num_devices:
         return None
-    for held in kept(graph, state).values():
+    for held in there:
         devices, first = [shard.device for shard in held.shards], held.shards[0].device
         is_submesh = devices == list(range(first, first + mesh.size)) and first % mesh.size == 0
         if not is_submesh or any(shard.on_host for shard in held.shards):

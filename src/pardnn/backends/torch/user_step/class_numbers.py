@@ -43,8 +43,8 @@ def class_numbers(
     """
     stored = frozenset[str]().union(*(_stored(each.__code__) for each in functions))
     for kind in users_classes(values) if stored else ():
-        for key in stored & vars(kind).keys():
-            if type(value := vars(kind)[key]) in _NUMBERS:
+        for key, value in list(vars(kind).items()):
+            if key in stored and type(value) in _NUMBERS:
                 yield f"{kind.__module__}.{kind.__qualname__}.{key}", GlobalName(kind, key), value
 
 
