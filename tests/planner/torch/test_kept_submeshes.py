@@ -61,3 +61,12 @@ def test_a_submesh_is_a_device_of_columns_beside_the_most_that_others_keep_there
         there = state.held[name].shards[0].device // 2
         assert [shard.device for shard in held.shards] == [there]
         assert held.bytes[there] > 0 == held.bytes[1 - there]
+
+
+def test_devices_of_two_submeshes_are_no_submesh() -> None:
+    state = state_in_place(graph(), planned("megatron*1f1b", 2))
+    shifted = {
+        name: held._replace(shards=tuple(s._replace(device=s.device % 2 + 1) for s in held.shards))
+        for name, held in state.held.items()
+    }
+    assert submesh_size(graph(), StateInPlace(held=shifted, num_devices=4)) is None
