@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.errors import UsageError
-from pardnn.units import parse_bandwidth, parse_bytes, parse_limits, parse_seconds
+from pardnn.units import parse_bandwidth, parse_bytes, parse_limits, parse_seconds, size_texts
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,10 @@ def test_no_unit_is_advised_for_nothing() -> None:
         with pytest.raises(UsageError) as error:
             parse("0")
         assert "did you mean" not in error.value.message
+
+
+def test_size_texts_differ_where_the_sizes_do() -> None:
+    assert size_texts(3 << 30, 2 << 30) == ("3.00 GiB", "2.00 GiB")
+    assert size_texts((2 << 30) + 1, 2 << 30) == ("2,147,483,649 B", "2,147,483,648 B")
+    assert size_texts(2 << 30, 2 << 30) == ("2.00 GiB", "2.00 GiB")
+    assert size_texts(5, None) == ("5 B", "unlimited")

@@ -40,6 +40,14 @@ def bytes_text(num_bytes: float | None) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def size_texts(size: int, usable: int | None) -> tuple[str, str]:
+    """Return both as `bytes_text` does, or in bytes where that would hide that they differ."""
+    texts = bytes_text(size), bytes_text(usable)
+    if usable is None or size == usable or texts[0] != texts[1]:
+        return texts
+    return f"{size:,} B", f"{usable:,} B"
+
+
 def _split(text: str, units: Mapping[str, float], help_text: str, what: str) -> tuple[float, float]:
     match = _NUMBER.fullmatch(text)
     if match is None:

@@ -24,6 +24,7 @@ from pardnn.plan.state_in_place import (
     usable_beside,
 )
 from pardnn.plan.state_layout import kept_shards
+from pardnn.units import bytes_text
 from tests.kept import assert_kept
 from tests.place.grouped import grouped_graph
 from tests.place.machines import random_place
@@ -107,8 +108,11 @@ def test_limits_links_and_types_are_checked(name: str) -> None:
     for d in (0, 1):
         less = [h - (d == i) for i, h in enumerate(held)]
         (text,) = problems(right, *less)
-        assert text.startswith(f"memory: device {d} holds up to {held[d]} bytes, usable:")
-        assert f"{less[d]} (limit {less[d]}, reserve 0)" in text
+        limit = bytes_text(less[d])
+        assert text == (
+            f"memory: device {d} holds up to {bytes_text(held[d])}, usable: {limit} (limit "
+            f"{limit}, reserve 0)"
+        )
     twice = [2 * h for h in held]
     assert problems(dataclasses.replace(right, reserve=0.5), *twice) == []
     assert len(problems(dataclasses.replace(right, reserve=0.51), *twice)) == 2
@@ -199,7 +203,7 @@ def test_what_other_steps_keep_is_no_room_and_what_is_on_the_host_is() -> None:
         state = state_in_place(graph, plan, other_bytes=(more,))
         found = state_problems(graph, plan, state, cluster)
         assert (found == []) == fits
-    assert f"device 0 holds up to {peak} bytes" in found[0]
-    assert f"{peak - 1} are usable" in found[0]
+    assert f"device 0 holds up to {bytes_text(peak)}" in found[0]
+    assert f"{bytes_text(peak - 1)} are usable" in found[0]
     placed = graph_with_host(graph, ("a",))
     assert len(placed.ops) > len(graph.ops)

@@ -267,7 +267,7 @@ def test_memory_over_the_limit(example: tuple[Graph, Plan], tiny: Path) -> None:
     cluster = Cluster.load(tiny / "cluster.json")
     assert plan_problems(graph, plan, cluster) == []
     over = dataclasses.replace(plan, reserve=0.1)
-    assert any("2800" in problem for problem in plan_problems(graph, over, cluster))
+    assert any("up to 2.73 KiB" in problem for problem in plan_problems(graph, over, cluster))
 
 
 def test_an_overwritten_tensor_must_have_left(example: tuple[Graph, Plan]) -> None:

@@ -25,7 +25,7 @@ from pardnn.report.explained import Alternative
 from pardnn.sim.engine import simulate
 from pardnn.sim.peak import peaks
 from pardnn.sim.transfers import missing_link
-from pardnn.units import bytes_text
+from pardnn.units import size_texts
 
 
 class Judged(NamedTuple):
@@ -90,10 +90,8 @@ def _over(case: Case, held: Sequence[int]) -> str:
     """Say which device holds too much."""
     limits = [2**62 if size is None else size for size in case.usable]
     device = max(range(len(held)), key=lambda d: held[d] - limits[d])
-    return (
-        f"{case.devices[device]} would hold {bytes_text(held[device])}, usable: "
-        f"{bytes_text(case.usable[device])}; tried in two orders"
-    )
+    here, room = size_texts(held[device], case.usable[device])
+    return f"{case.devices[device]} would hold {here}, usable: {room}; tried in two orders"
 
 
 def alternative(case: Case, what: str, found: Judged) -> Alternative:

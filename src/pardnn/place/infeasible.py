@@ -14,6 +14,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.peak import least_bytes, live_bytes, live_ranges, op_needs
+from pardnn.units import bytes_text, size_texts
 
 #: Tensors named in `details["alive"]`, the largest first.
 MAX_ALIVE = 10
@@ -50,12 +51,14 @@ def infeasible(
     big = graph.ops[largest]
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
+    needed, limit = size_texts(int(live[worst]), usable)
     message = (
-        f"no plan fits. The closest found{how} needs {_text(int(live[worst]))} on device "
-        f"{device}, while {shown(op.name)}{_at(op.source)} runs; usable: {_text(usable)}.\n"
-        f"Largest single op: {shown(big.name)}{_at(big.source)}: {_text(int(needs[largest]))}, of "
-        f"which outputs {_text(made)}, workspace {_text(workspace)}.\n"
-        f"Every placement of these ops needs at least {_text(least)} on some device."
+        f"no plan fits. The closest found{how} needs {needed} on device "
+        f"{device}, while {shown(op.name)}{_at(op.source)} runs; usable: {limit}.\n"
+        f"Largest single op: {shown(big.name)}{_at(big.source)}: "
+        f"{bytes_text(int(needs[largest]))}, of which outputs {bytes_text(made)}, workspace "
+        f"{bytes_text(workspace)}.\n"
+        f"Every placement of these ops needs at least {bytes_text(least)} on some device."
     )
     if missing is not None:
         message += _link_text(graph, attempt, missing)
@@ -87,15 +90,6 @@ def _link_text(graph: Graph, attempt: PlanArrays, missing: tuple[int, int]) -> s
 
 def _at(source: str | None) -> str:
     return f" ({source})" if source else ""
-
-
-def _text(size: int | None) -> str:
-    if size is None:
-        return "any number of bytes"
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor:
-            return f"{size / factor:.4g} {unit}"
-    return f"{size} bytes"
 
 
 def _may_fit(least: int, capacities: Sequence[int | None]) -> bool:

@@ -28,14 +28,9 @@ from pardnn.plan.constraints import hard
 from pardnn.plan.demands.check_constraints import constraint_problems
 from pardnn.plan.lower import Lowered, lower_messages
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.plan import (
-    Message,
-    Plan,
-    PlanArrays,
-    plan_arrays,
-    planned_graph,
-)
+from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.plan.rewritten.check_planned_graph import planned_graph_problems
+from pardnn.units import bytes_text, size_texts
 
 MAX_PROBLEMS = 20
 
@@ -389,11 +384,12 @@ def _memory(graph: Graph, plan: Plan, arrays: PlanArrays, cluster: Cluster | Non
         yield f"predicted.transfer_bytes is {plan.predicted.transfer_bytes}, but it is {sent}"
     if cluster is None:
         return
-    for device, (peak, capacity) in enumerate(
-        zip(peaks, capacities(cluster, plan.reserve), strict=True)
-    ):
+    usable = capacities(cluster, plan.reserve)
+    for device, (peak, capacity) in enumerate(zip(peaks, usable, strict=True)):
         if capacity is not None and peak > capacity:
+            held, room = size_texts(peak, capacity)
+            limit = bytes_text(cluster.devices[device].memory)
             yield (
-                f"memory: device {device} holds up to {peak} bytes, usable: {capacity} (limit "
-                f"{cluster.devices[device].memory}, reserve {plan.reserve:g})"
+                f"memory: device {device} holds up to {held}, usable: {room} (limit {limit}, "
+                f"reserve {plan.reserve:g})"
             )

@@ -21,6 +21,7 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.mesh import Mesh
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.state_layout import STATE_KINDS, Shard, StateLayout, places_of, state_layout
+from pardnn.units import size_texts
 
 
 class Held(NamedTuple):
@@ -175,9 +176,10 @@ def state_problems(
     for device, peak in enumerate(peak_bytes(whole, plan_arrays(whole, plan))):
         left = usable[device]
         if left is not None and peak > left:
+            held, room = size_texts(peak, left)
             problems.append(
-                f"device {device} holds up to {peak} bytes; {left} are usable next to what other "
-                "steps keep there"
+                f"device {device} holds up to {held}; {room} are usable next to what other steps "
+                "keep there"
             )
     return problems
 

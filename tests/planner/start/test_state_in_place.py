@@ -186,7 +186,7 @@ def test_what_the_graph_lacks_still_takes_memory() -> None:
     moved = dataclasses.replace(
         free, placement={"w": 0, "b": 0}, order=(("w", "b"), ()), predicted=None
     )
-    with pytest.raises(InvalidPlanError, match="40 are usable"):
+    with pytest.raises(InvalidPlanError, match="48 B; 40 B are usable"):
         check_state_kept(larger, moved, state, cluster)
 
 
@@ -261,7 +261,7 @@ def test_state_that_does_not_fit_where_it_lies() -> None:
     with pytest.raises(InfeasibleError, match="device 0 holds 120 B of this step's state"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
     apart = state_on(graph, {"w": 0, "v": 1}, 2)
-    with pytest.raises(InfeasibleError, match="'a'.*usable: 100 bytes") as found:
+    with pytest.raises(InfeasibleError, match="'a'.*usable: 100 B") as found:
         planned(graph, Cluster.uniform(2, memory=100), apart, "auto-whole")
     assert "State stays where it is (of this step + of other steps: device 0: 60 B + 0 B" in str(
         found.value

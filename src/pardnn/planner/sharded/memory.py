@@ -20,7 +20,7 @@ from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
 from pardnn.sim.peak import live_bytes, one_device_peak
-from pardnn.units import bytes_text
+from pardnn.units import bytes_text, size_texts
 
 #: Times its share of one device's peak that a device should need at most.
 ROOM = 1.15
@@ -51,9 +51,10 @@ def check_held(problem: Problem, held: Sequence[int]) -> None:
     """Raise before partitioning if a device has no room for what it holds all the time."""
     for device, (size, usable) in enumerate(zip(held, problem.capacities, strict=True)):
         if usable is not None and size > usable:
+            here, room = size_texts(size, usable)
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
-                f"{bytes_text(size)} of parameters and state; usable: {bytes_text(usable)}."
+                f"{here} of parameters and state; usable: {room}."
             )
 
 
@@ -70,9 +71,10 @@ def check_least(problem: Problem, sharding: Sharding, held: Sequence[int]) -> No
     sizes = np.add(held, least_peaks(problem.graph, sharding)).tolist()
     for device, (size, usable) in enumerate(zip(sizes, problem.capacities, strict=True)):
         if usable is not None and size > usable:
+            here, room = size_texts(size, usable)
             raise InfeasibleError(
                 f"no plan fits. With every op cut over {len(held)} devices, device {device} holds "
-                f"{bytes_text(size)} at once, or more; usable: {bytes_text(usable)}.",
+                f"{here} at once, or more; usable: {room}.",
                 details={"device": device, PEAK: max(sizes), "usable_bytes": usable},
             )
 
@@ -110,10 +112,11 @@ def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     device, op = int(device_of[worst]), local.ops[int(plan.order_op[worst])]
     limit, reserve = cluster.devices[device].memory, problem.options.reserve
     where = f" ({op.source})" if op.source else ""
+    here, room = size_texts(int(held[worst]), usable[device])
     raise InfeasibleError(
         f"no plan fits. With every op cut over {cluster.num_devices} devices, device {device} "
-        f"holds {bytes_text(int(held[worst]))} while {shown(op.name)}{where} runs; usable: "
-        f"{bytes_text(usable[device])} (limit {bytes_text(limit)}, reserve {reserve:g}).",
+        f"holds {here} while {shown(op.name)}{where} runs; usable: {room} (limit "
+        f"{bytes_text(limit)}, reserve {reserve:g}).",
         details={
             "device": device,
             "op": op.name,

@@ -22,7 +22,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.report.results import CompareRow
 from pardnn.sim.peak import one_device_peak
-from pardnn.units import bytes_text
+from pardnn.units import size_texts
 
 #: Bytes/s between all devices and their host, together: PCI Express 3, as in the paper.
 HOST_BANDWIDTH = 10e9
@@ -99,10 +99,8 @@ def _small_batch(problem: Problem, batch_size: int | None, at: AtBatch | None) -
         if all(peak <= limit for limit in limits):
             break
         if batch == 1:
-            least = (
-                f"one sample needs {bytes_text(peak)} on one device, usable: "
-                f"{bytes_text(min(limits))}"
-            )
+            needed, usable = size_texts(peak, min(limits))
+            least = f"one sample needs {needed} on one device, usable: {usable}"
             return _no_row("small-batch", least)
         batch //= 2
     rate = sum(batch / seconds for seconds in _step_seconds(problem, graph))
