@@ -122,7 +122,7 @@ def test_what_fits_with_second_calls_alone_is_advised_where_they_are_asked_for(
     graph = chain(8)
     with pytest.raises(InfeasibleError) as error:
         planned(graph, Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0, recompute=True))
-    assert "ops called a second time, needs 60 bytes" in error.value.message
+    assert "ops called a second time, needs 60 B" in error.value.message
     assert "--max-memory 60B" in error.value.details["try"]
 
 

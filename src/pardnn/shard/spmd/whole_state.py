@@ -20,6 +20,7 @@ from pardnn.shard.boxes import whole
 from pardnn.shard.partition.call import bind_call, call_of
 from pardnn.shard.partition.strategy import Cut, strategies
 from pardnn.shard.spmd.emitter import Emitter
+from pardnn.units import bytes_text
 
 #: Names in a note; more are counted.
 NAMED = 3
@@ -85,6 +86,6 @@ def _note(emitter: Emitter, op: Op, names: list[str]) -> str:
     if description_of(op.kind) is None:
         why = f"has no description ({reason_without(op.kind) or 'see pardnn.describe'})"
     return (
-        f"whole on every device, {size} bytes of parameters and states: {listed}{more}; {op.kind} "
-        f"at {op.source or 'an unknown line'} changes them in place and {why}"
+        f"whole on every device, {bytes_text(size)} of parameters and states: {listed}{more}; "
+        f"{op.kind} at {op.source or 'an unknown line'} changes them in place and {why}"
     )

@@ -102,7 +102,7 @@ def test_state_that_an_undescribed_update_keeps_whole_is_named_first() -> None:
     options = PlanOptions(algorithm="tofu", objective="bytes", costs="v100")
     plan, result = planned_result(undescribed, Cluster.uniform(2), options)
     first = plan.notes[0]
-    assert first.startswith("whole on every device, 14512 bytes of parameters and states: ")
+    assert first.startswith("whole on every device, 14.17 KiB of parameters and states: ")
     assert "'model.4.weight', 'model.6.weight', 'model.0.weight' and 4 more; aten.add2_" in first
     assert "models.py" in first
     assert "has no description" in first
