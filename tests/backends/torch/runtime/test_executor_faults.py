@@ -18,8 +18,11 @@ import torch.distributed as dist
 from pardnn.backends.torch.comm import failure_detector
 from pardnn.backends.torch.comm.joining import rank_device
 from pardnn.backends.torch.launch.launcher import straggler_notes
+from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import MismatchError, RankError
+from pardnn.graph.ir import Tensor
+from pardnn.plan.state_layout import Shard
 from tests.backends.torch.executors import captured, executor_of, perceptron
 from tests.backends.torch.faults import (
     MARGIN_S,
@@ -70,6 +73,23 @@ def test_a_rank_that_dies_before_the_first_step_is_named(how: str) -> None:
     outcomes = run_ranks(2, body)
     # Not after the timeout, but as soon as its connections have closed.
     assert_blamed(outcomes, 1, "E602", within_s=TIMEOUT_S + MARGIN_S)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_gather_ends_with_the_error_of_the_rank_that_failed(owner: int) -> None:
+    output = Tensor(name="w", bytes=4, shape=(1,), dtype="float32", strides=(1,))
+
+    def body(rank: int, store: str) -> None:
+        world = connect(rank, 2, store, TIMEOUT_S)
+        world.detect_failures()
+        if rank == 1:
+            raise world.report_failure(RankError("rank 1 ran out of memory", code="E603"))
+        shards = [Shard(owner, "w", None)]
+        while world.first_failure() is None:
+            time.sleep(0.01)
+        gathered(world, output, shards, torch.ones(1) if owner == rank else None)
+
+    assert_blamed(run_ranks(2, body), 1, "E603", within_s=TIMEOUT_S + MARGIN_S)
 
 
 def test_an_exception_on_one_rank_is_its_own_and_one_line_on_the_others() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +54,7 @@ def whole_source(
 
     Raises:
         UsageError: E215, if there is no such name.
-        LostError: E602, if a rank does not take part.
+        RankError: E602, if a rank does not take part; the error of a rank that failed first.
     """
     source, shards = source_of(program, name), program.state.get(name, ())
     mine = next((shard for shard in shards if shard.device == world.rank), None)
@@ -78,7 +77,7 @@ def gathered(
         A new tensor on this rank's device; the same on every rank.
 
     Raises:
-        LostError: E602, if a rank does not take part.
+        RankError: E602, if a rank does not take part; the error of a rank that failed first.
     """
     whole = empty_tensor(output, world.device)
     by_box = {shard.box: shard for shard in reversed(shards)}  # one of the replicas
@@ -111,10 +110,12 @@ def _broadcast(
     try:
         dist.broadcast(flat, group_src=rank, group=world.channel.group)
     except RuntimeError as error:
-        details: dict[str, Any] = {"rank": world.rank, "first_failing_rank": rank}
-        raise LostError(
-            f"rank {world.rank} could not exchange a tensor of state with rank {rank}.\nAll ranks "
-            "have to call `whole`, and change what the step reads, at the same place.",
-            details=details | {"transport": str(error)[:200]},
-        ) from error
+        direction = "send its part" if rank == world.rank else f"receive the part of rank {rank}"
+        lost = LostError(
+            f"rank {world.rank} could not {direction} of a tensor of state.\nAll ranks have to "
+            "call `whole`, and change what the step reads, at the same place.",
+            details={"rank": world.rank, "peer": rank, "transport": str(error)[:200]},
+        )
+        # Another rank may have failed: that is the error to raise, on this rank too.
+        raise world.report_failure(lost) from error
     return flat.view(place.dtype).reshape(place.shape)
