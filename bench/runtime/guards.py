@@ -52,6 +52,9 @@ PARTS: dict[str, tuple[Any, str]] = {
     "ring: told": (Agreement, "post"),
     "ring: compared": (Agreement, "check"),
 }
+#: Those that compare the values and tensors that a graph took for granted; the others are what
+#: binds a batch, and what keeps ranks together.
+GUARDS = ("new data looked for", "values compared")
 
 
 @contextlib.contextmanager
@@ -176,12 +179,16 @@ def page(found: dict[str, dict[str, list[float]]], calls: int, command: str) -> 
             for spent in found.values()
         )
         lines.append(f"| {part} | " + " | ".join(cells) + " |")
-    totals = [[sum(map(kind, spent.values())) for kind in kinds] for spent in found.values()]
-    cells = (", ".join(f"{1e6 * total:.0f}" for total in each) for each in totals)
-    lines.append("| **all** | " + " | ".join(f"**{cell}**" for cell in cells) + " |")
-    cells = (", ".join(f"{100 * total / STEP_S:.2f}" for total in each) for each in totals)
-    lines.append(f"| % of a step of {1e3 * STEP_S:.0f} ms | " + " | ".join(cells) + " |")
-    lines += ["", f"Asked: at most {100 * SHARE:.0f} %."]
+    for name, parts in (("guards", GUARDS), ("all", tuple(PARTS))):
+        totals = [
+            [sum(kind(spent[part]) for part in parts if part in spent) for kind in kinds]
+            for spent in found.values()
+        ]
+        cells = (", ".join(f"{1e6 * total:.0f}" for total in each) for each in totals)
+        lines.append(f"| **{name}** | " + " | ".join(f"**{cell}**" for cell in cells) + " |")
+        cells = (", ".join(f"{100 * total / STEP_S:.2f}" for total in each) for each in totals)
+        lines.append(f"| % of a step of {1e3 * STEP_S:.0f} ms | " + " | ".join(cells) + " |")
+    lines += ["", f"Asked: at most {100 * SHARE:.0f} %. Guards: {' and '.join(GUARDS)}."]
     return "\n".join(lines) + "\n"
 
 
