@@ -11,12 +11,18 @@ import pytest
 import pardnn
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
+from pardnn.errors import InfeasibleError
+from pardnn.plan.check import check_plan
+from pardnn.planner.costs import costs_for
+from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome, score
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import unlimited
 from pardnn.planner.search.portfolio import decide
 from pardnn.planner.search.unlimited import decide_fitting, reused
 from pardnn.sim.peak import peaks
+from testbed import hand_graphs
 from tests.strategies import random_graph
 
 pytestmark = pytest.mark.jit
@@ -41,16 +47,18 @@ HELD = int(peaks(GRAPH.arrays, FREE.plan).max())
 
 
 @pytest.mark.parametrize(
-    ("part", "searched"),
+    ("part", "close", "searched"),
     [
-        (1.0, [None]),  # it fits
-        (0.9, [None, 0.9]),
-        (0.5, [None, 0.5]),  # given up at its first plan
+        (1.0, 1.0, [None]),  # it fits
+        (0.9, 1.0, [None]),  # it is made to fit, and no slower
+        (0.9, 0.8, [None, 0.9]),
+        (0.5, 1.0, [None, 0.5]),  # given up at its first plan
     ],
 )
 def test_a_plan_without_limits_is_taken_if_it_fits(
-    part: float, searched: list[float | None]
+    part: float, close: float, searched: list[float | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unlimited, "CLOSE", close)
     asked, completed = list[float | None](), 0
 
     def search(problem: Problem) -> Outcome:
@@ -58,7 +66,7 @@ def test_a_plan_without_limits_is_taken_if_it_fits(
         memory = problem.cluster.devices[0].memory
         asked.append(None if memory is None else part)
         if memory is not None:
-            return FREE._replace(algorithm="limited")
+            return FREE._replace(algorithm="limited", makespan_s=0.8 * FREE.makespan_s)
         found = fastest(problem)
         completed += 1
         return found
@@ -67,13 +75,21 @@ def test_a_plan_without_limits_is_taken_if_it_fits(
     found = decide_fitting(problem, search)
     assert asked == searched
     assert completed == (part > 0.6)
-    assert found.algorithm == ("heft" if part == 1.0 else "limited")
-    if part == 1.0:
-        assert found.makespan_s == FREE.makespan_s
+    assert found.algorithm == ("heft" if len(searched) == 1 else "limited")
+    if len(searched) == 1:
+        assert found.makespan_s <= FREE.makespan_s
+        assert peaks(GRAPH.arrays, found.plan).max() <= part * HELD
         assert [each.algorithm for each in problem.log.tried] == ["heft"]
 
 
-def test_a_plan_that_fits_is_kept_from_a_search_whose_last_does_not() -> None:
+def test_a_plan_that_fits_is_kept_from_a_search_whose_last_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_order(*_: Any) -> None:
+        raise InfeasibleError("")
+
+    monkeypatch.setattr(unlimited, "fit_candidate", no_order)
+
     def search(problem: Problem) -> Outcome:
         if problem.cluster.devices[0].memory is not None:
             return FREE._replace(makespan_s=2 * FREE.makespan_s)
@@ -82,6 +98,28 @@ def test_a_plan_that_fits_is_kept_from_a_search_whose_last_does_not() -> None:
 
     found = decide_fitting(problem_of(HELD, algorithm="auto"), search)
     assert found.makespan_s == FREE.makespan_s
+
+
+def test_pieces_are_made_to_fit_too() -> None:
+    graph = hand_graphs.mlp(64, 64, 64, 64)
+
+    def problem(memory: int | None) -> Problem:
+        cluster = Cluster.uniform(2, memory=memory)
+        costs = costs_for(graph, cluster, "v100")
+        return Problem(graph, cluster, costs, PlanOptions(reserve=0.0, costs="v100"))
+
+    def plan(whole: Problem) -> Outcome:
+        pieces, inner = problem_in_pieces(whole, 4, 4)
+        return completed(whole, inner, pieces, decide(inner, "round-robin"))
+
+    free = plan(problem(None))
+    assert free.sharded is not None
+    limit = int(0.95 * peaks(free.sharded.graph.arrays, free.plan).max())
+    found = unlimited._fitted(problem(limit), free)
+    assert found.sharded is not None
+    assert found.sharded.plan.pieces == free.sharded.plan.pieces
+    check_plan(graph, found.sharded.plan, problem(limit).cluster)
+    assert found.makespan_s == found.sharded.makespan_s <= free.makespan_s
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from pardnn.cost.costs import Costs
 from pardnn.graph.build import build_graph
@@ -75,14 +76,30 @@ def polished_pieces(problem: Problem, outcome: Outcome) -> Outcome:
         problem: The step with its batch whole.
         outcome: From `completed`, without second calls and without state on the host.
     """
+    return other_placement(
+        problem, outcome, "local search from stages", lambda inner, found: polished(inner, [found])
+    )
+
+
+def other_placement(
+    problem: Problem, outcome: Outcome, trying: str, place: Callable[[Problem, Outcome], Outcome]
+) -> Outcome:
+    """Return a cut batch in another placement.
+
+    Args:
+        problem: The step with its batch whole.
+        outcome: From `completed`, without second calls and without state on the host.
+        trying: What is tried, for people.
+        place: Returns the other placement of the same in pieces.
+    """
     begun, made = time.perf_counter(), outcome.sharded
     assert made is not None
     pieces = made.plan.pieces
     assert pieces is not None
     inner = _of_pieces(problem, pieces, made.graph, made.costs)
     log = SearchLog(within=problem.log, part=f"{len(pieces.points) - 1} pieces, ")
-    log.trying("local search from stages")
-    found = polished(dataclasses.replace(inner, log=log), [outcome._replace(sharded=None)])
+    log.trying(trying)
+    found = place(dataclasses.replace(inner, log=log), outcome._replace(sharded=None))
     plan = dataclasses.replace(plan_from_arrays(made.graph, found.plan), pieces=pieces)
     return found._replace(
         planning_s=time.perf_counter() - begun,

@@ -106,8 +106,8 @@ class SearchLog:
             self.best, self.score = found, score
 
     def take(self, other: SearchLog) -> None:
-        """Take over what another search for the same problem has tried, and its best."""
-        self.tried[:], self.best, self.score = other.tried, other.best, other.score
+        """Take over what another search for the same problem has tried."""
+        self.tried[:] = other.tried
         self.partitioned_ops += other.partitioned_ops
 
     def note_ratio(self, ratio: float) -> None:
