@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -131,18 +130,6 @@ def is_anomaly_check() -> bool:
     frame = sys._getframe(1)
     while frame is not None and is_internal_frame(frame):
         if frame.f_code is _ENGINE:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def is_in_optimizer() -> bool:
-    """Whether an optimizer takes its step: that is late enough to read norms as numbers."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(
-            frame.f_locals.get("self"), torch.optim.Optimizer
-        ):
             return True
         frame = frame.f_back
     return False
