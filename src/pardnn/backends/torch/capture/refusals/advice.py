@@ -48,6 +48,10 @@ OF_VALUES = {
     "int": ("turns a tensor into a Python int, as int(i) and x[i] do", POSITION),
     "float": ("turns a tensor into a Python float", _NUMBER),
     "data": ("reads the content of a tensor", _NUMBER),
+    "numpy": (
+        "lets NumPy add or multiply 8 numbers or more, in an order of its own",
+        "Python's own sum(numbers) / len(numbers) is followed, and torch.stack(losses).mean().",
+    ),
     "complex": (
         "turns a tensor into a Python complex number",
         "Numbers that are real are followed: x.abs().item(), x.real.item() and x.imag.item().",
