@@ -363,3 +363,19 @@ def test_containers_that_the_first_step_makes_in_a_state_have_no_place_on_ranks(
         return step, args, args[:2]
 
     stepping.assert_leaves_as_eager(taken)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_so_do_numbers_in_such_containers(*, is_shared: bool) -> None:
+    class Counting(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                state = self.state if is_shared else self.state[p]
+                held = state.setdefault("counts", {})
+                held["t"] = held.get("t", 0) + 1
+                p.sub_(p.grad, alpha=0.1 / held["t"])
+
+    step, args = small(functools.partial(Counting, lr=0.1))
+    with pytest.raises(UnsupportedError, match=r"counts\.t"):
+        capture(step, *args)

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.constant_folding import constant_content
+from pardnn.backends.torch.capture.numbers.first_numbers import (
+    IN_A_CONTAINER,
+    containers_in_states,
+)
 from pardnn.backends.torch.capture.rewrites import sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -47,7 +51,7 @@ def initial_values(
     """
     initial: dict[str, Any] = {}
     irregular: dict[str, str] = {}
-    within = _containers_in_states(objects)
+    within = containers_in_states(objects)
     for source in created:
         live = source.get()
         if not isinstance(live, torch.Tensor):
@@ -62,7 +66,7 @@ def initial_values(
         if source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
         if any(slot.path or id(slot.holder) in within for slot in source.slots):
-            found, reason = None, "is in a container that the first step makes"
+            found, reason = None, IN_A_CONTAINER
         if found is None:
             irregular[source.name] = reason or ""
         else:
@@ -75,21 +79,6 @@ def is_of_a_module(source: Source, objects: ObjectGraph) -> bool:
     modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
     holders = {id(holder) for module in modules for holder in (module, module._buffers)}
     return any(id(slot.holder) in holders and not slot.path for slot in source.slots)
-
-
-def _containers_in_states(objects: ObjectGraph) -> set[int]:
-    """Return the ids of lists and dictionaries that optimizers hold for parameters."""
-    optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
-    held = [x for each in optimizers for state in each.state.values() for x in _items(state)]
-    for each in held:  # grows
-        held += _items(each)
-    return {id(each) for each in held if isinstance(each, dict | list)}
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.values()]
-    return [*value] if isinstance(value, list | tuple) else []
 
 
 def _momentum_reason(source: Source, objects: ObjectGraph) -> str | None:
