@@ -29,7 +29,6 @@ from pardnn.backends.torch.capture.to_graph import (
     live_calls,
     name_calls,
 )
-from pardnn.backends.torch.capture.trace_checks import check_item_reads
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph
@@ -226,7 +225,6 @@ def ordered_live_calls(
     for call in calls:
         if call.name in irregular:
             raise irregular_initial_state(call.name, irregular[call.name])
-    check_item_reads(calls, trace.tracer.permitted_reads)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)
     name_calls(sources_first)

@@ -22,7 +22,7 @@ from pardnn.backends.torch.capture.step_trace import (
     changes_parameters,
     may_go_otherwise,
 )
-from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Value, geometry_of
+from pardnn.backends.torch.capture.trace_ir import Call, geometry_of
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.capture.view_overlap import span
 from pardnn.backends.torch.user_step.guards.parameter import held_node
@@ -172,33 +172,6 @@ def check_shared_storage(
         read = [n for n in others if n != name and trace.values.get(n) in used]
         if read:
             raise unsupported.shared_storage([name, *read])
-
-
-def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
-    """Reject `.item()` of values that depend on the batch or the parameters: every rank would wait.
-
-    No rank waits for a number from which no tensor is computed, such as one that is only returned.
-    A count that an optimizer keeps in a tensor is needed only by the optimizer itself; a rate that
-    is a tensor exists before the step.
-    """
-    feeding: set[Value] = set()
-    for call in reversed(calls):
-        is_host = call.kind.startswith("scalar.")
-        if not is_host or not feeding.isdisjoint(call.outputs):
-            feeding.update(call.inputs)
-    tainted: set[Value] = set()
-    for call in calls:
-        touched = call.random or any(value in tainted for value in call.inputs)
-        if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
-            touched = ".param_groups." not in f".{call.name}"
-        is_read = call.kind == ITEM and call not in permitted
-        storage = call.inputs[0].storage if is_read else None
-        is_read = is_read and (storage is None or storage.owner.call.kind != "state")
-        if touched and is_read and not feeding.isdisjoint(call.outputs):
-            kind = call.outputs[0].kind
-            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
-        if touched:
-            tainted.update(call.outputs)
 
 
 def check_constants(tracer: Tracer) -> None:

@@ -64,7 +64,7 @@ from pardnn.backends.torch.capture.refusals.library_globals import (
     check_library_globals,
     library_globals,
 )
-from pardnn.backends.torch.capture.refusals.library_tells import library_tells_refused
+from pardnn.backends.torch.capture.refusals.library_tells import library_tells_noted
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
@@ -213,7 +213,7 @@ def run_noted(
         stack.enter_context(conversions_followed(functions, effects.texts))
         stack.enter_context(clock_set(number, functions))
         stack.enter_context(questions_refused(tracer, functions))
-        stack.enter_context(library_tells_refused(tracer.locator.line, functions, objects))
+        stack.enter_context(library_tells_noted(tracer, functions, objects, effects.told))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.roots = stack.enter_context(roots_noted())
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)

@@ -25,7 +25,7 @@ from pardnn.backends.torch.capture import constant_folding
 from pardnn.backends.torch.capture.aliasing import AliasTracker
 from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
 from pardnn.backends.torch.capture.numbers.questions import NoCheck
-from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace, is_in_optimizer
+from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.collectives import collective
 from pardnn.backends.torch.capture.rewrites.tensor_checks import CHECKS, tensor_check
@@ -66,8 +66,6 @@ class Tracer(TorchDispatchMode):
         rng_replays: Finds the random calls that replay the numbers of an earlier one.
         before_call: Called before each call; None for nothing.
         before_write: Called with each tensor before a call that writes it; None for nothing.
-        may_read_numbers: Whether `.item()` of activations is allowed now.
-        permitted_reads: The `.item()` calls made while it was.
         undoing: The calls that keep and put back what others write: `rewrites.undoing`.
         flags: Names of flags in buffers that alone decided numbers which Python has asked for.
     """
@@ -86,8 +84,6 @@ class Tracer(TorchDispatchMode):
         self.rng_replays = RngReplays()
         self.before_call: Callable[[], None] | None = None
         self.before_write: Callable[[torch.Tensor], None] | None = None
-        self.may_read_numbers = False
-        self.permitted_reads: set[Call] = set()
         self.undoing: set[Call] = set()
         self.flags: set[str] = set()
 
@@ -104,7 +100,8 @@ class Tracer(TorchDispatchMode):
 
     # Host scalars.
 
-    def _item(self, tensor: torch.Tensor) -> Any:
+    def number_of(self, tensor: torch.Tensor) -> Any:
+        """Return the number in a tensor of one element: a symbol, unless it is constant."""
         if not isinstance(tensor, FakeTensor):
             tensor = self._constant(tensor)
         value = self.aliases.fresh_value(tensor)
@@ -116,8 +113,6 @@ class Tracer(TorchDispatchMode):
                 return same[0].item()
         self.flags |= constant_folding.flags_behind(value)
         number = self.item_of(value)
-        if self.may_read_numbers or is_in_optimizer():
-            self.permitted_reads.add(number.call)
         assert number.kind is not None
         node = HostNode(self.scalars, number, number.kind)
         node.tensor = tensor
@@ -129,14 +124,10 @@ class Tracer(TorchDispatchMode):
         self.aliases.note_read(call, value)
         assert value.geometry is not None
         dtype = value.geometry[3]
+        if dtype.is_complex:
+            raise unsupported.data_dependent_branch(self.locator.line(), "complex")
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         return self.scalars.finish(call, kind)
-
-    def number_of(self, tensor: torch.Tensor) -> Any:
-        """Return the number in a tensor of one element as a symbol, regardless of who needs it."""
-        number = self._item(tensor)
-        self.permitted_reads.add(self.calls[-1])
-        return number
 
     # Calls.
 
@@ -150,7 +141,7 @@ class Tracer(TorchDispatchMode):
         if self.before_call is not None:
             self.before_call()
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self._item(args[0])
+            return self.number_of(args[0])
         if self.scalars.questions.is_trying:
             raise NoCheck
         if not isinstance(func, torch._ops.OpOverload):

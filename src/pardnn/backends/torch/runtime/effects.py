@@ -42,7 +42,8 @@ def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
         elif kind == "tell" and sinks.get(content[0]) is not None:
             _, method, args, kwargs = content
             named = {key: value_of(item) for key, item in kwargs}
-            getattr(sinks[content[0]], method)(*map(value_of, args), **named)
+            sink = sinks[content[0]]  # a function itself where there is no method
+            (getattr(sink, method) if method else sink)(*map(value_of, args), **named)
 
 
 def _stream(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,11 +33,14 @@ from pardnn.backends.torch.user_step.held_numbers import (
     state_owners,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
-from pardnn.backends.torch.user_step.sinks import may_be_told
+from pardnn.backends.torch.user_step.sinks import is_telling, may_be_told, told_functions
 from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
+from pardnn.backends.torch.user_step.used_names import users_functions
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
+
+_CALLED = (types.FunctionType, types.MethodType)
 
 #: Longest text of a condition in a message.
 _SHORT = 60
@@ -222,7 +226,7 @@ class HostNumbers:
             if holds(slot):
                 yield Change(name, None, slot.get())
         for name, now in self.sinks().items():
-            if now is not None and not may_be_told(now):
+            if now is not None and not isinstance(now, _CALLED) and not may_be_told(now):
                 yield Change(name, "a file or writer", now)
 
     def order_states(self) -> None:
@@ -337,12 +341,18 @@ def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> 
     if not told:
         return {}
     objects = walk_objects(step, list(args))
-    slots = {name: slot_of_name(objects, name) for name, _ in told}
+    known = told_functions(users_functions(step, objects.seen.values()), objects)
+    of_functions = {
+        name: Slot(*known[name]) for name, method in told if not method and name in known
+    }
+    slots = {name: of_functions.get(name) or slot_of_name(objects, name) for name, _ in told}
     _check_known([name for name, slot in slots.items() if slot is None], "file or writer")
     for name, method in told:
         slot = slots[name]
         value = None if slot is None else slot.get()
-        if value is not None and (method.startswith("_") or not may_be_told(value)):
+        is_called = name in of_functions and not method and is_telling(name.rpartition(".")[2])
+        is_other = method.startswith("_") or not method or not may_be_told(value)
+        if value is not None and is_other and not is_called:
             raise FileError(f"a step does not call {method!r:.80} of {shown(name)}")
     return {name: slot for name, slot in slots.items() if slot is not None}
 

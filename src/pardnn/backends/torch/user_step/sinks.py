@@ -4,6 +4,8 @@ A sink is an object of a library, or an open file, that only receives data: it h
 a step could compute with, and no module holds it. Capture records the calls that a step makes on
 it, and each rank makes them after each step.
 
+So are functions of packages that log, by their name: `wandb.log({"loss": loss.item()})`.
+
 Files, databases and queues may only be used as sinks: what is read from them is not guarded, and
 would be frozen in the graph.
 """
@@ -14,12 +16,15 @@ import csv
 import dataclasses
 import enum
 import io
+import re
 import sys
+import types
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.code_names import is_library_file
+from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
 from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, ObjectGraph, walk_value
 
@@ -31,6 +36,13 @@ _OUTSIDE = (
     "sqlite3.", "_queue.", "mmap.", "multiprocessing.queues.", "multiprocessing.connection.",
     "multiprocessing.managers.", "pandas.", "polars.", "pyarrow.", "h5py.", "lmdb.",
 )  # fmt: skip
+#: Names of functions that only receive data, and of others that are called for their effect.
+_TELLING = re.compile(r"(log|report|track)(_\w+)?")
+_SAVING = re.compile(r"save(_\w+)?")
+#: Their log records are effects like all others.
+_OF_RECORDS = ("absl", "logging")
+#: The only such function of torch's: module and name.
+_OF_TORCH = ("torch.serialization", "save")
 _NO_SINKS = (torch.Tensor, torch.nn.Module, dict, list, set, enum.Enum, BaseException)
 
 
@@ -64,6 +76,58 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
 def may_be_told(value: Any) -> bool:
     """Whether calls on a value may be made after a step, as for the values of `sinks_of`."""
     return is_outside(value) or (_is_librarys(value) and not _holds_tensors(value))
+
+
+def told_functions(
+    functions: Collection[types.FunctionType], objects: ObjectGraph
+) -> dict[str, tuple[types.ModuleType, str]]:
+    """Return the functions of packages that log or save and that code names, by full name.
+
+    Args:
+        functions: The user's, which may run.
+        objects: The object graph of the step: modules that it reaches count.
+
+    Returns:
+        For each, the module that holds it, and its name there.
+    """
+    return {
+        f"{module.__name__}.{name}": (module, name) for module, name in _told(functions, objects)
+    }
+
+
+def _told(
+    functions: Collection[types.FunctionType], objects: ObjectGraph
+) -> Iterator[tuple[types.ModuleType, str]]:
+    spaces = [(each.__globals__, names_in(each.__code__)) for each in functions]
+    named = {name for _, names in spaces for name in names}
+    held = [space[name] for space, names in spaces for name in names if name in space]
+    imported = [sys.modules[name] for name in named if name in sys.modules]
+    for value in (*held, *imported, *objects.seen.values()):
+        if isinstance(value, types.ModuleType):
+            yield from ((value, name) for name in named if _is_called_for(value, name))
+        elif isinstance(value, types.FunctionType):
+            module = sys.modules.get(value.__module__)
+            if module is not None and _is_called_for(module, value.__name__):
+                yield module, value.__name__
+
+
+def _is_called_for(module: types.ModuleType, name: str) -> bool:
+    """Whether a package's module holds a function, or a method, that is called for its effect."""
+    value = vars(module).get(name)
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(function, types.FunctionType):
+        return False
+    if (function.__module__, name) == _OF_TORCH:
+        return True
+    file, package = function.__code__.co_filename, function.__module__.partition(".")[0]
+    is_installed = "/site-packages/" in file and is_library_file(file)
+    is_named = is_telling(name) or _SAVING.fullmatch(name) is not None
+    return is_installed and is_named and package not in (*_OF_RECORDS, "torch")
+
+
+def is_telling(name: str) -> bool:
+    """Whether a function only receives data, by its name."""
+    return _TELLING.fullmatch(name) is not None
 
 
 def _is_librarys(value: Any) -> bool:

@@ -317,3 +317,65 @@ def test_views_of_known_numbers_that_were_expanded() -> None:
         return loss
 
     test_capture_equal.assert_equal(lambda: (step, small(SGD)[1]))
+
+
+class Aggregated(torch.optim.SGD):
+    """Keeps several averages of a gradient in a container, as AggMo does."""
+
+    make: Any = staticmethod(lambda p: [torch.zeros_like(p), torch.zeros_like(p)])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state["averages"] = self.make(p)
+            held = state["averages"]
+            for average in held.values() if isinstance(held, dict) else held:
+                p.sub_(average.mul_(0.5).add_(p.grad), alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Aggregated.make,
+        lambda p: {0.5: torch.zeros_like(p)},
+        lambda p: (torch.zeros_like(p), torch.ones_like(p)),
+    ],
+)
+def test_containers_that_the_first_step_makes_in_a_state_have_no_place_on_ranks(make: Any) -> None:
+    """Ranks kept what they hold under keys of its own, `averages.0`."""
+
+    class Kept(Aggregated): ...
+
+    Kept.make = staticmethod(make)
+    entry = functools.partial(small, functools.partial(Kept, lr=0.1))
+    step, args = entry()
+    with pytest.raises(
+        UnsupportedError, match="in a container that the first step makes"
+    ) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E806"
+
+    def taken() -> Any:
+        step, args = entry()
+        step(*args)
+        return step, args, args[:2]
+
+    stepping.assert_leaves_as_eager(taken)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_so_do_numbers_in_such_containers(*, is_shared: bool) -> None:
+    class Counting(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                state = self.state if is_shared else self.state[p]
+                held = state.setdefault("counts", {})
+                held["t"] = held.get("t", 0) + 1
+                p.sub_(p.grad, alpha=0.1 / held["t"])
+
+    step, args = small(functools.partial(Counting, lr=0.1))
+    with pytest.raises(UnsupportedError, match=r"counts\.t"):
+        capture(step, *args)

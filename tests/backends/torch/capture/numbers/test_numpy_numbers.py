@@ -13,6 +13,8 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
+from tests.backends.torch.capture.numbers.test_numbers_read import entry as weighing
+from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.stepping import Entry, assert_as_eager, small
 from tests.long_cases import long_but
 
@@ -149,3 +151,31 @@ def test_what_a_first_step_leaves_may_reach_code_that_takes_numbers_alone() -> N
         assert_as_eager(keeping, state=state, sizes=(1,), is_followed=True)
     finally:
         torch.set_num_threads(threads)
+
+
+def sums_of(count: int) -> Callable[..., Any]:
+    return lambda m, x, y: F.mse_loss(m(x), y) * np.mean([v.item() for v in x.flatten()[:count]])
+
+
+def test_sums_that_numpy_takes_in_another_order_are_refused() -> None:
+    assert_equal(lambda: weighing(sums_of(7)))
+    step, args = weighing(sums_of(8))
+    with pytest.raises(UnsupportedError, match="in an order of its own") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    mean = lambda x: sum(numbers := [v.item() for v in x.flatten()]) / len(numbers)  # noqa: E731
+    assert_equal(lambda: weighing(lambda m, x, y: F.mse_loss(m(x), y) * mean(x)))
+
+
+@pytest.mark.parametrize(
+    "number", [lambda x: np.sqrt(x.var().item()), lambda x: np.mean([x.std().item()] * 2)]
+)
+def test_a_tensor_of_a_number_of_numpy_names_its_dtype(number: Callable[..., Any]) -> None:
+    def loss(m: Any, x: torch.Tensor, y: torch.Tensor, **options: Any) -> torch.Tensor:
+        return F.mse_loss(m(x), y) * torch.tensor(number(x), **options)
+
+    step, args = weighing(loss)
+    with pytest.raises(UnsupportedError, match="Name the dtype") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    assert_equal(lambda: weighing(functools.partial(loss, dtype=torch.float64)))

@@ -1,7 +1,6 @@
 """What a step writes to files, progress bars and writers: after each step, as eager does."""
 
 import csv
-import importlib
 import io
 import json
 import queue
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.capture.capture import capture
@@ -248,120 +246,3 @@ def test_numbers_pass_for_floats_and_new_sums_begin_as_their_default() -> None:
         return telling(tell)
 
     assert_as_eager(make, state=lambda args: dict(sums), steps=3)
-
-
-@pytest.fixture
-def _tracker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A package whose module takes what it is told, as those that keep experiments have one."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "trackerlib.py").write_text("rows = []\n\ndef log(row):\n    rows.append(row)\n")
-    monkeypatch.syspath_prepend(str(folder))
-    yield
-    sys.modules.pop("trackerlib", None)
-
-
-@pytest.mark.usefixtures("_tracker")
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_module_that_is_told_is_refused(*, is_held: bool) -> None:
-    holder = SimpleNamespace(tracker=importlib.import_module("trackerlib"))
-
-    def tell(loss, model):
-        if is_held:
-            holder.tracker.log({"loss": loss.item()})
-        else:
-            import trackerlib
-
-            trackerlib.log({"loss": loss.item()})
-
-    step, args = telling(tell)
-    with pytest.raises(UnsupportedError, match=r"calls trackerlib.log \(.*test_told_sinks.py:"):
-        capture(step, *args)
-    assert not holder.tracker.rows
-
-
-@pytest.mark.usefixtures("_tracker")
-def test_a_function_that_is_imported_around_the_step_is_refused() -> None:
-    log = importlib.import_module("trackerlib").log
-    step, args = telling(lambda loss, model: log({"loss": loss.item()}))
-    with pytest.raises(UnsupportedError, match=r"calls trackerlib.log"):
-        capture(step, *args)
-
-
-COUNTER = """
-n, first, last, rows, counts, cache = 0, None, 0.0, [], {"n": 0}, {}
-
-class Registry:
-    def __init__(self):
-        self.n = 0
-
-registry = Registry()
-
-def count():
-    global n
-    n += 1
-
-def keep():
-    rows.append(1)
-
-def note():
-    counts["n"] += 1
-
-def register():
-    registry.n += 1
-
-def deeper():
-    count()
-
-def look():
-    global first
-    first = first or 1.0
-    cache[len(cache)] = 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("called", "changed"),
-    [
-        ("count", "n"), ("keep", "rows"), ("note", "counts.n"), ("register", "registry.n"),
-        ("deeper", "n"), ("look", None),
-    ],
-)  # fmt: skip
-def test_what_a_package_counts_in_its_module_is_refused(
-    called: str, changed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What its first call alone sets, and dictionaries that grow, are caches."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "counterlib.py").write_text(COUNTER)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "counterlib", raising=False)
-    found = getattr(importlib.import_module("counterlib"), called)
-    step, args = telling(lambda loss, model: found())
-    if changed is None:
-        capture(step, *args)
-    else:
-        with pytest.raises(UnsupportedError, match=f"the step changes counterlib.{changed} of an"):
-            capture(step, *args)
-    sys.modules.pop("counterlib")
-
-
-@pytest.mark.usefixtures("_tracker")
-def test_a_function_whose_result_is_used_is_not_told() -> None:
-    tracker = importlib.import_module("trackerlib")
-    tracker.log = types.FunctionType(_halved.__code__, vars(tracker), "log")
-    tracker.log.__module__ = "trackerlib"
-    tracker.log.__code__ = _halved.__code__.replace(co_filename=tracker.__file__)
-    step, args = telling(lambda loss, model: tracker.log(loss) * 2)
-    assert "effects" not in capture(step, *args).step_notes
-
-
-def _halved(value: Any) -> Any:
-    return value / 2
-
-
-def test_a_step_that_saves_is_refused(tmp_path: Path) -> None:
-    step, args = telling(lambda loss, model: torch.save(model.state_dict(), tmp_path / "m.pt"))
-    with pytest.raises(UnsupportedError, match=r"fast.save\(path\)") as caught:
-        capture(step, *args)
-    assert caught.value.code == "E804"

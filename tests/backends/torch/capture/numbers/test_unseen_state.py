@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,7 @@ def test_a_number_that_a_function_holds_is_counted() -> None:
 
 class Meter:
     total, calls, losses, table = 0.0, 0, [], {}
+    pair, last, text = (1, 2), None, "a"
 
     @classmethod
     def add(cls, loss: torch.Tensor) -> None:
@@ -169,6 +171,18 @@ class Meter:
     def look_up(cls, _loss: torch.Tensor) -> None:
         cls.table.setdefault(2, 4)
 
+    @classmethod
+    def swap(cls, _loss: torch.Tensor) -> None:
+        cls.pair = cls.pair[::-1]
+
+    @classmethod
+    def keep(cls, loss: torch.Tensor) -> None:
+        cls.last = SimpleNamespace(loss=loss)
+
+    @classmethod
+    def again(cls, _loss: torch.Tensor) -> None:
+        cls.pair = (1, 2)
+
 
 class Special(Meter):
     pass
@@ -176,7 +190,12 @@ class Special(Meter):
 
 @pytest.mark.parametrize(
     ("tell", "held"),
-    [(Meter.collect, "'losses' of the class 'Meter'"), (Special.count, "'calls' of the class 'Sp")],
+    [
+        (Meter.collect, "'losses' of the class 'Meter'"),
+        (Special.count, "'calls' of the class 'Sp"),
+        (Meter.swap, "'pair' of the class 'Meter'"),
+        (Meter.keep, "'last' of the class 'Meter'"),
+    ],
 )
 def test_what_classes_hold_is_refused_where_it_changes_at_each_call(tell: Any, held: str) -> None:
     step, args = telling(lambda loss, _model: tell(loss))
@@ -202,6 +221,6 @@ def test_numbers_of_classes_are_counted(tell: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_table_of_plain_values_may_be_in_a_class() -> None:
-    step, args = telling(lambda loss, _model: Meter.look_up(loss))
+    step, args = telling(lambda loss, _model: (Meter.look_up(loss), Meter.again(loss)))
     capture(step, *args)
     assert Meter.table == {2: 4}

@@ -46,7 +46,6 @@ from pardnn.backends.torch.capture.numbers.left_behind import (
     first_set,
     gradients,
     is_number,
-    reads,
     values_in,
 )
 from pardnn.backends.torch.capture.refusals import advice, unsupported
@@ -180,7 +179,6 @@ class Choices:
         if node.tensor is not None:
             found = record(tracer, "ne.Scalar", node.tensor, 0)
             return record(tracer, "view", found, []) if found.dim() else found
-        tracer.permitted_reads.update(reads(node))
         truth = node if node.kind is bool else None
         if truth is None:
             value = tracer.scalars.scalar_call("bool", [node.operand], bool)

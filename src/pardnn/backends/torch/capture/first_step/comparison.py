@@ -23,7 +23,7 @@ from pardnn.backends.torch.capture.assigned.contents import Leaf
 from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
 from pardnn.backends.torch.capture.numbers.effects import told_numbers
 from pardnn.backends.torch.capture.numbers.failing_way import of_a_check
-from pardnn.backends.torch.capture.numbers.first_numbers import Numbers
+from pardnn.backends.torch.capture.numbers.first_numbers import IN_A_CONTAINER, Numbers
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
     leaves_once,
@@ -71,6 +71,8 @@ def first_difference(
     """
     if left := _left_once(first, trace, numbers):
         return leaves_once(min(left))
+    if nested := numbers.within & trace.changed.keys():
+        return irregular_initial_state(min(nested), IN_A_CONTAINER)
     numbering = Numbering()
     starts = {
         name: (value.call.arguments or {})["initial"]

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.constant_folding import constant_content
+from pardnn.backends.torch.capture.numbers.first_numbers import (
+    IN_A_CONTAINER,
+    containers_in_states,
+)
 from pardnn.backends.torch.capture.rewrites import sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -47,6 +51,7 @@ def initial_values(
     """
     initial: dict[str, Any] = {}
     irregular: dict[str, str] = {}
+    within = containers_in_states(objects)
     for source in created:
         live = source.get()
         if not isinstance(live, torch.Tensor):
@@ -60,6 +65,8 @@ def initial_values(
             found = None if reason else MOMENTUM_INITIAL
         if source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
+        if any(slot.path or id(slot.holder) in within for slot in source.slots):
+            found, reason = None, IN_A_CONTAINER
         if found is None:
             irregular[source.name] = reason or ""
         else:

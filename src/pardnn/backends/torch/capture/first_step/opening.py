@@ -20,6 +20,7 @@ import torch
 
 from pardnn.backends.torch.capture.assigned.assignments import note_assigned
 from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
+from pardnn.backends.torch.capture.numbers.first_numbers import containers_in_states
 from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
 from pardnn.backends.torch.capture.restore import Changed, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -100,7 +101,8 @@ def _is_reached(source: Source, objects: ObjectGraph) -> bool:
         return is_of_a_module(source, objects)
     optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
     states = {id(state) for each in optimizers for state in _states(each).values()}
-    return source.kind == "state" and any(id(slot.holder) in states for slot in source.slots)
+    places = (slot.holder for slot in source.slots if not slot.path)
+    return source.kind == "state" and any(id(holder) in states for holder in places)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
@@ -130,6 +132,10 @@ def created_numbers(
     now = values_by_name(objects.contents, names) | texts_of_states(objects, names)
     numbers = _with_symbols(objects, names) | now
     created = sorted(numbers.keys() - then.keys() - trace.sources.keys() - trace.changed.keys())
+    inner = containers_in_states(objects)
+    within = values_by_name([x for x in objects.contents if id(x[1]) in inner], names)
+    if not within.keys().isdisjoint(created):
+        raise NotFollowed
     for name in created:
         if "<" in name or "unnamed" in name:
             raise NotFollowed

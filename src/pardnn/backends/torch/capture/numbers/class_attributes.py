@@ -13,6 +13,7 @@ table of plain values.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -25,12 +26,14 @@ from pardnn.backends.torch.user_step.class_numbers import users_classes
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
+#: Code, which no step changes without rebinding its name: that is looked at elsewhere.
+_OF_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 #: Attributes by class: each with its value, and what a container holds.
 ClassAttributes = dict[type, dict[str, tuple[Any, Any]]]
 
 
 def class_attributes(objects: ObjectGraph) -> ClassAttributes:
-    """Return the plain values and containers in the user's classes.
+    """Return what the user's classes hold, except for functions and the like.
 
     Args:
         objects: The object graph of the step.
@@ -86,7 +89,7 @@ def _held(kind: type) -> dict[str, tuple[Any, Any]]:
     return {
         key: (value, type(value)(value) if type(value) in _CONTAINERS else None)
         for key, value in values
-        if isinstance(value, (*PLAIN, FakeTensor, *_CONTAINERS)) or node_of(value) is not None
+        if not hasattr(type(value), "__get__") and not isinstance(value, _OF_CODE)
     }
 
 
@@ -94,6 +97,9 @@ def _is_same(now: tuple[Any, Any], then: tuple[Any, Any]) -> bool:
     (value, content), (old, held) = now, then
     if type(value) is not type(old) or isinstance(value, FakeTensor):
         return False
+    if type(value) is tuple:
+        pairs = zip(value, old, strict=False)
+        return len(value) == len(old) and all(_is_same((a, None), (b, None)) for a, b in pairs)
     if node_of(value) is not None or not isinstance(content, _CONTAINERS):
         return value is old or (isinstance(value, PLAIN) and value == old)
     if value is not old or len(content) != len(held):
@@ -106,7 +112,8 @@ def _is_same(now: tuple[Any, Any], then: tuple[Any, Any]) -> bool:
 
 
 def _is_traced(value: Any, content: Any) -> bool:
-    items = [value, *(content.values() if isinstance(content, dict) else content or ())]
+    held = value if type(value) is tuple else content or ()
+    items = [value, *(held.values() if isinstance(held, dict) else held)]
     return any(isinstance(each, FakeTensor) or node_of(each) is not None for each in items)
 
 

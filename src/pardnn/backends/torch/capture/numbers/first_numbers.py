@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.capture.restore import changes, is_arithmetic, is_filled
 from pardnn.backends.torch.ops.host_program import same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
@@ -17,6 +19,9 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
+#: Why ranks cannot make a state: they know its name, and not what holds it.
+IN_A_CONTAINER = "is in a container that the first step makes"
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -26,12 +31,14 @@ class Numbers:
         before: Before the first step.
         after: After it.
         defaults: Those that a `defaultdict` or `Counter` gave.
+        within: Names of those in containers that the first step makes in optimizer state.
         texts: Other values without items that the first step creates in optimizer state.
     """
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     defaults: Mapping[str, Any]
+    within: frozenset[str]
     texts: Mapping[str, Any]
 
     def unchanged(self, names: frozenset[str]) -> frozenset[str]:
@@ -52,12 +59,40 @@ def numbers_around(
         defaults: The result of `put_back`.
     """
     then, now = texts_of_states(*before), texts_of_states(*after)
+    numbers = values_by_name(before[0].contents, before[1]) | dict(defaults)
+    inner = containers_in_states(after[0])
+    within = [each for each in after[0].contents if id(each[1]) in inner]
     return Numbers(
-        values_by_name(before[0].contents, before[1]) | dict(defaults),
+        numbers,
         values_by_name(after[0].contents, after[1]),
         defaults,
+        frozenset(values_by_name(within, after[1]).keys() - numbers.keys()),
         {name: text for name, text in now.items() if name not in then},
     )
+
+
+def containers_in_states(objects: ObjectGraph) -> set[int]:
+    """Return the ids of lists and dictionaries that optimizers hold in their state.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    states = [e.value.state for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
+    held = [
+        item
+        for state in states
+        for key, value in state.items()
+        for item in (_items(value) if isinstance(key, torch.Tensor) else [value])
+    ]
+    for each in held:  # grows
+        held += _items(each)
+    return {id(each) for each in held if isinstance(each, dict | list)}
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.values()]
+    return [*value] if isinstance(value, list | tuple) else []
 
 
 def put_back(contents: list[tuple[str, Any, Any]]) -> dict[str, Any]:

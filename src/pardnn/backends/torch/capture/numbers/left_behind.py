@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_flag
-from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
-from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 
@@ -68,19 +68,6 @@ def gradients(objects: ObjectGraph) -> list[torch.Tensor | None]:
     """Return the gradient of each parameter; None if it has none."""
     leaves = (entry.value for entry in objects.tensors if entry.value.requires_grad)
     return [tensor.grad if tensor.is_leaf else None for tensor in leaves]
-
-
-def reads(node: HostNode) -> set[Call]:
-    """Return the calls of `.item()` behind a number."""
-    found: set[Call] = set()
-    seen, stack = {id(node)}, [node]
-    while stack:
-        at = stack.pop()
-        stack += [each for each in at.parents if id(each) not in seen]
-        seen.update(map(id, at.parents))
-        if isinstance(at.value, Value) and at.value.call.kind == ITEM:
-            found.add(at.value.call)
-    return found
 
 
 def is_number(value: Any) -> bool:

@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from pardnn.backends.torch.capture.numbers.questions import Questions
@@ -18,6 +19,8 @@ from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol, te
 
 #: What evaluates an autograd graph; under `detect_anomaly`, it looks for NaN in each gradient.
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
+#: What NumPy does with the numbers of an array, and of how many floats it takes some side by side.
+_FOLDED, _PAIRWISE, _MANY = ("add", "mul"), 8, (list, tuple, np.ndarray)
 _SMALLEST_FLOAT = 5e-324
 _FIRST_SENTINEL = 0x5EED0000
 
@@ -49,6 +52,7 @@ class ScalarTrace:
         self.questions = Questions()
         self._calls, self._locator = calls, locator
         self._sentinels: dict[float, HostNode] = {}
+        self._of_numpy: set[Value] = set()
 
     def add_number(self, number: float, arguments: dict[str, Any]) -> Any:
         """Make a new source op of a host scalar; return its symbol."""
@@ -63,7 +67,37 @@ class ScalarTrace:
         """Record a call of host arithmetic, as a `ScalarRecorder`, and return its value."""
         call = Call(kind=f"scalar.{function}", args=operands)
         call.inputs = list(dict.fromkeys(instances(operands, Value)))
-        return self.finish(call, kind)
+        value = self.finish(call, kind)
+        if function in _FOLDED and self._is_folded_by_numpy():
+            self._of_numpy.add(value)
+        return value
+
+    def _is_folded_by_numpy(self) -> bool:
+        """Whether NumPy adds or multiplies the numbers of an array, of few enough for its order.
+
+        Raises:
+            UnsupportedError: E802, if it would take floats in another order than objects.
+        """
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and not _is_of(frame, "numpy"):
+            if not (_is_of(frame, "torch") or _is_of(frame, "pardnn")):
+                return False
+            frame = frame.f_back
+        held = [] if frame is None else frame.f_locals.values()
+        if any(isinstance(x, _MANY) and np.size(x) >= _PAIRWISE for x in held):
+            raise unsupported.data_dependent_branch(self._locator.line(), "numpy")
+        return frame is not None
+
+    def is_of_numpy(self, node: HostNode) -> bool:
+        """Whether a number is one of NumPy's in an eager step, as what is computed from one is."""
+        nodes, seen = [node], {id(node)}
+        while nodes:
+            at = nodes.pop()
+            if at.value in self._of_numpy or (at.function or "").startswith("numpy_"):
+                return True
+            nodes += [each for each in at.parents if id(each) not in seen]
+            seen.update(map(id, at.parents))
+        return False
 
     def finish(self, call: Call, kind: type) -> Value:
         """Append a call to the trace and return its value, a host scalar."""
@@ -121,6 +155,10 @@ class ScalarTrace:
         return node.hint
 
 
+def _is_of(frame: types.FrameType, package: str) -> bool:
+    return (frame.f_globals.get("__name__") or "").partition(".")[0] == package
+
+
 def is_anomaly_check() -> bool:
     """Whether `torch.autograd.detect_anomaly` asks for a number, rather than Python code.
 
@@ -131,18 +169,6 @@ def is_anomaly_check() -> bool:
     frame = sys._getframe(1)
     while frame is not None and is_internal_frame(frame):
         if frame.f_code is _ENGINE:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def is_in_optimizer() -> bool:
-    """Whether an optimizer takes its step: that is late enough to read norms as numbers."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "step" and isinstance(
-            frame.f_locals.get("self"), torch.optim.Optimizer
-        ):
             return True
         frame = frame.f_back
     return False

@@ -69,10 +69,7 @@ class StandIn:
 
         def note(*args: Any, **kwargs: Any) -> None:
             args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
-            given = [*args, *kwargs.values()]
-            is_known = all(map(_is_told, given)) and (
-                key.startswith(_TELLING) or not _of_graph(given)
-            )
+            is_known = may_be_given(key, [*args, *kwargs.values()])
             if not is_known or not is_dropped(sys._getframe(1)):
                 raise other_use(name, real, key)
             tell(name, key, args, kwargs)
@@ -198,6 +195,11 @@ def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Calla
         return text
 
     return dumps
+
+
+def may_be_given(key: str, values: list[Any]) -> bool:
+    """Whether a function of a name may get values after the step, rather than in it."""
+    return all(map(_is_told, values)) and (key.startswith(_TELLING) or not _of_graph(values))
 
 
 def _of_graph(values: list[Any]) -> bool:

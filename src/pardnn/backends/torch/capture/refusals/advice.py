@@ -6,8 +6,10 @@ Each rewrite is captured and compared with eager steps by `tests/.../capture/tes
 from __future__ import annotations
 
 _NUMBER = (
-    "Keep it a tensor: torch.sqrt for math.sqrt, unbind for tolist, x * t.detach() for\n"
-    "x * t.item(), which has the same bits and gradients where x and t are of one type.\n"
+    "Arithmetic with numbers is followed: x * t.item(), math.sqrt(t.item()), and also\n"
+    "torch.tensor(t.item()). This needs the number itself. Pass the tensor: x ** t.detach() for\n"
+    "x ** t.item(), x.lerp(y, t.detach()), torch.atan for math.atan, torch.stack(losses).mean()\n"
+    "for statistics.fmean.\n"
     'To see numbers: print(f"{x.item():.3f}"), "%.3f" % x.item() and log.append(float(x)) are\n'
     "followed, unlike x.numpy(), which needs them at once."
 )
@@ -46,6 +48,14 @@ OF_VALUES = {
     "int": ("turns a tensor into a Python int, as int(i) and x[i] do", POSITION),
     "float": ("turns a tensor into a Python float", _NUMBER),
     "data": ("reads the content of a tensor", _NUMBER),
+    "numpy": (
+        "lets NumPy add or multiply 8 numbers or more, in an order of its own",
+        "Python's own sum(numbers) / len(numbers) is followed, and torch.stack(losses).mean().",
+    ),
+    "complex": (
+        "turns a tensor into a Python complex number",
+        "Numbers that are real are followed: x.abs().item(), x.real.item() and x.imag.item().",
+    ),
 }
 
 _MASK = (

@@ -1,6 +1,7 @@
-"""The error for steps that set torch's default dtype: a graph runs under the caller's.
+"""Errors about dtypes that are not those of the graph: another default dtype, numbers of NumPy.
 
-Tensors made without a dtype, and quotients of integers, would otherwise get another one.
+A graph runs under the default dtype of the caller: tensors made without one, and quotients of
+integers, would otherwise get another.
 """
 
 from __future__ import annotations
@@ -48,4 +49,15 @@ def sets_default_dtype(where: str | None) -> UnsupportedError:
         f"the step sets torch's default dtype{at(where)}: its graph runs\n"
         "under that of the caller.\n"
         "Give the dtype where a tensor is made: torch.ones(3, dtype=torch.float64).",
+    )
+
+
+def numpy_dtype(where: str | None) -> UnsupportedError:
+    """Return E802: `torch.tensor` of a number that NumPy makes, whose dtype is the tensor's."""
+    return error_at(
+        where,
+        f"torch.tensor takes its dtype from a number that NumPy makes{at(where)}: float64.\n"
+        "While a step is captured, another number stands for it. Name the dtype:\n"
+        "torch.tensor(number, dtype=torch.float64).",
+        "E802",
     )

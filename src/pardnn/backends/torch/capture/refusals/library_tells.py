@@ -3,103 +3,79 @@
 Problem: the arguments of such a function go into its module or into a file. Capture would pass it
 stand-ins of numbers that only a run knows, a few times, and no later step would call it again.
 
-Idea: while a step is traced, a function of a module that the user's code names is refused if its
-name says that it logs or saves, and its result is dropped. Calls on objects of the package are
-followed (`told_sinks`).
+Idea: while a step is traced, a function of a module that the user's code names is not called if its
+name says that it logs, and its result is dropped: each rank calls it after each step, as it does
+what the step calls on objects of packages (`told_sinks`). One that saves, or gets anything but
+numbers, texts and tensors, is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-import torch
-
 from pardnn.backends.torch.capture.numbers.namespaces import replace_globals
-from pardnn.backends.torch.capture.numbers.told_sinks import is_dropped
+from pardnn.backends.torch.capture.numbers.told_sinks import Tell, is_dropped, may_be_given
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.backends.torch.user_step.code_names import is_library_file, is_library_frame, names_in
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.code_names import is_library_frame
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sinks import is_telling, told_functions
 from pardnn.errors import UnsupportedError
-
-_TELLING = re.compile(r"(log|report|track|save)(_\w+)?")
-#: Their log records are effects like all others.
-_OF_RECORDS = ("absl", "logging")
-#: The only such function of torch's: module and name.
-_OF_TORCH = ("torch.serialization", "save")
 
 
 @contextlib.contextmanager
-def library_tells_refused(
-    where: Callable[[], str | None],
+def library_tells_noted(
+    tracer: Tracer,
     functions: Collection[types.FunctionType],
     objects: ObjectGraph,
+    tell: Tell,
 ) -> Iterator[None]:
-    """Refuse calls of functions of packages that log or save while the context is open.
+    """Note calls of functions of packages that log while the context is open; refuse saving.
 
     Args:
-        where: Returns the user's line that runs.
+        tracer: The tracer of the step that runs in it.
         functions: The user's, which may run.
-        objects: The object graph of the step: modules that it reaches count.
+        objects: The object graph of the step.
+        tell: Called with what the step logs.
 
     Raises:
         UnsupportedError: E804.
     """
     others = {}
     with contextlib.ExitStack() as stack:
-        for module, name in dict.fromkeys(_told(functions, objects.seen.values())):
-            real = getattr(module, name)
-            others[id(real)] = new = _refusing(real, where)
+        for full_name, (module, name) in told_functions(functions, objects).items():
+            real = vars(module)[name]
+            others[id(real)] = new = _noting(real, full_name, tell, tracer.locator.line)
             stack.enter_context(mock.patch.object(module, name, new))
         replace_globals(stack, functions, others)
         yield
 
 
-def _told(
-    functions: Collection[types.FunctionType], reached: Iterable[Any]
-) -> Iterator[tuple[types.ModuleType, str]]:
-    """Yield the functions that log or save and that code names, by module and name."""
-    spaces = [(each.__globals__, names_in(each.__code__)) for each in functions]
-    named = {name for _, names in spaces for name in names}
-    held = [space[name] for space, names in spaces for name in names if name in space]
-    imported = [sys.modules[name] for name in named if name in sys.modules]
-    for value in (*held, *imported, *reached):
-        if isinstance(value, types.ModuleType):
-            yield from ((value, name) for name in named if _is_telling(vars(value).get(name)))
-        elif _is_telling(value):
-            yield sys.modules[value.__module__], value.__name__
-
-
-def _is_telling(value: Any) -> bool:
-    if not isinstance(value, types.FunctionType) or not _TELLING.fullmatch(value.__name__):
-        return False
-    if (value.__module__, value.__name__) == _OF_TORCH:
-        return True
-    file, package = value.__code__.co_filename, value.__module__.partition(".")[0]
-    is_installed = "/site-packages/" in file and is_library_file(file)
-    is_held = vars(sys.modules.get(value.__module__, torch)).get(value.__name__) is value
-    return is_installed and is_held and package not in (*_OF_RECORDS, "torch")
-
-
-def _refusing(real: Callable[..., Any], where: Callable[[], str | None]) -> Callable[..., Any]:
+def _noting(
+    real: Callable[..., Any], name: str, tell: Tell, where: Callable[[], str | None]
+) -> Callable[..., Any]:
     own = threading.get_ident()
 
     @functools.wraps(real)
-    def refusing(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
         is_users = not is_library_frame(caller)
-        if threading.get_ident() == own and is_users and is_dropped(caller):
-            raise told_library(f"{real.__module__}.{real.__name__}", where())
-        return real(*args, **kwargs)
+        if threading.get_ident() != own or not is_users or not is_dropped(caller):
+            return real(*args, **kwargs)
+        key = name.rpartition(".")[2]
+        if not is_telling(key) or not may_be_given(key, [*args, *kwargs.values()]):
+            raise told_library(name, where())
+        tell(name, "", args, kwargs)
+        return None
 
-    return refusing
+    return noting
 
 
 def told_library(name: str, where: str | None) -> UnsupportedError:
@@ -110,10 +86,10 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         where: "file.py:line" of the user's code; None if unknown.
     """
     advice = (
-        "Call it between two calls, with what the step returns. An object made before the step\n"
-        "may be used in it: run = wandb.init() before it, and run.log(...) in it."
+        "Call it between two calls, with what the step returns. What logs (wandb.log) may get\n"
+        "numbers, texts, tensors, and lists and dictionaries of them in the step."
     )
-    if name == ".".join(_OF_TORCH):
+    if name == "torch.save":
         advice = (
             "Save between two calls: fast.save(path) writes everything that training resumes from."
         )

@@ -11,7 +11,7 @@ Idea: compute both sides and select, with the same bits as the branch:
   undone by a selection between the old and the new content of each tensor it wrote: `undoing`.
 - `AveragedModel` copies the model the first time and averages from then on: it does both.
 - A distribution raises if its arguments or values are wrong: the check is left out.
-- Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
+- Adafactor clips numbers by Python's `min` and `max`.
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
 - Clipping of gradients calls `float` on its limit, which may be a number that the step makes.
@@ -41,13 +41,12 @@ from torch.optim import swa_utils
 from torch.utils._pytree import tree_leaves
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, folded_list
-from pardnn.backends.torch.capture.numbers.left_behind import reads
 from pardnn.backends.torch.capture.rewrites import asgd, cond, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.rewrites.derivatives import derivatives_rewritten
 from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import choose, node_of
+from pardnn.backends.torch.ops.host_scalars import choose
 
 #: Ops whose schemas take only Python floats, so hyperparameters would be frozen.
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
@@ -72,7 +71,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         for name in (*_FUSED, "batch_norm"):
             patch(torch, name, _with_sentinels)
         patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
-        patch(sys.modules["torch.nn.utils.clip_grad"], "float", _limit)
+        patch(sys.modules["torch.nn.utils.clip_grad"], "float", _float)
         patch(torch, "ctc_loss", _ctc_loss)
         patch(torch, "cond", _cond)
         patch(torch._VF, "_pack_padded_sequence", packed_sequences.pack)
@@ -81,7 +80,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch.amp.GradScaler, "_maybe_opt_step", _step_unless_skipped)
         patch(torch.amp.GradScaler, "update", _update_scale)
         patch(swa_utils.AveragedModel, "update_parameters", _update_average)
-        for name, new in (("min", _min), ("max", _max), ("adafactor", _adafactor)):
+        for name, new in (("min", _min), ("max", _max)):
             patch(sys.modules[_ADAFACTOR], name, new)
         unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
         stack.enter_context(unchecked)
@@ -164,15 +163,6 @@ def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any
     return real(*(tracer.scalars.sentinel(arg) for arg in args), **live)
 
 
-def _adafactor(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
-    """Allow torch's own optimizer to call `.item()`: it only computes with the numbers."""
-    tracer.may_read_numbers = True
-    try:
-        return real(*args, **kwargs)
-    finally:
-        tracer.may_read_numbers = False
-
-
 def _min(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
     return choose(b < a, b, a)
 
@@ -184,14 +174,6 @@ def _max(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
 def _float(_tracer: Tracer, _real: Any, number: Any) -> Any:
     """Return `float(number)`, a symbol if it is a tensor or a symbol."""
     return torch.sym_float(number.item() if isinstance(number, torch.Tensor) else number)
-
-
-def _limit(tracer: Tracer, real: Any, limit: Any) -> Any:
-    """Return `float(limit)`; its inputs may be read, since the update waits for them anyway."""
-    found = _float(tracer, real, limit)
-    if (node := node_of(found)) is not None:
-        tracer.permitted_reads.update(reads(node))
-    return found
 
 
 def _unscale_each(

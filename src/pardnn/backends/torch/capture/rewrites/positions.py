@@ -22,6 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.default_dtype import numpy_dtype
 from pardnn.backends.torch.capture.trace_ir import ITEM, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
@@ -33,14 +34,22 @@ def tensor_of_numbers(
     tracer: Tracer, real: Callable[..., Any], data: Any, **options: Any
 ) -> torch.Tensor:
     """Return `torch.tensor(data)` of a number that only a run knows, or of a list with one."""
-    del tracer
     found = _dtype_of(data)
+    if "dtype" not in options and _is_of_numpy(tracer, data):
+        raise numpy_dtype(tracer.locator.line())
     if found is None:
         return real(data, **options)
     dtype = options.pop("dtype", None) or found
     requires_grad = options.pop("requires_grad", False)
     options.pop("pin_memory", None)
     return _made(data, dtype, options).requires_grad_(requires_grad)
+
+
+def _is_of_numpy(tracer: Tracer, data: Any) -> bool:
+    if isinstance(data, list | tuple):
+        return any(_is_of_numpy(tracer, each) for each in data)
+    node = node_of(data)
+    return node is not None and tracer.scalars.is_of_numpy(node)
 
 
 def _made(data: Any, dtype: torch.dtype, options: dict[str, Any]) -> torch.Tensor:
