@@ -120,6 +120,10 @@ def check_batch_is_read_only(graph: Graph) -> None:
         what, instead = "the batch tensor", "let the step write a copy"
         if ".param_groups." in f".{written[0]}":  # read at each call, as a learning rate is
             what, instead = "the tensor of a group", 'keep it in optimizer.state["name"]'
+        elif "." in written[0]:  # an average of weights is no batch, but holds no model either
+            holder = shown(written[0].partition(".")[0])
+            instead += f".\nIf {holder} is state, let the step find it as a global or in an "
+            instead += "attribute of the model: what is passed counts as batch"
         raise UnsupportedError(
             f"the step writes {what} {shown(written[0])} in place, so its ops cannot be cut.\n"
             f"Place whole ops (--algorithm auto-whole), or {instead}.",

@@ -386,6 +386,9 @@ def test_a_step_that_writes_its_batch_is_not_cut() -> None:
         check_batch_is_read_only(build_graph("written", [weight, source]))
     assert error.value.code == "E823"
     assert error.value.details == {"inputs": ["x"]}
+    source = dataclasses.replace(source, name="ema.shadow.0")
+    with pytest.raises(UnsupportedError, match="If 'ema' is state, let the step find it as a glo"):
+        check_batch_is_read_only(build_graph("written", [weight, source]))
     source = dataclasses.replace(source, name="o.param_groups.0.scale")
     with pytest.raises(UnsupportedError, match=r"of a group 'o.param[\s\S]+optimizer.state\["):
         check_batch_is_read_only(build_graph("written", [weight, source]))

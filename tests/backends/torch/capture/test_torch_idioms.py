@@ -178,3 +178,13 @@ def test_a_function_that_is_to_be_compiled_whole_runs_as_it_is_written() -> None
     graphs = [capture(made[0], *made[1]) for made in (plain, whole)]
     kinds = [[op.kind for op in graph.ops] for graph in graphs]
     assert kinds[0] == kinds[1]
+
+
+def test_a_draw_that_is_given_no_generator() -> None:
+    """`torch.randn(n, generator=None)` is an overload whose generator has no default."""
+
+    def noisy(m: Any, x: torch.Tensor) -> Any:
+        noise = torch.randn(x.shape, generator=None)
+        return m(x + 0.1 * noise).square().mean()
+
+    assert_equal(functools.partial(entry, noisy))

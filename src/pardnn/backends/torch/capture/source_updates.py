@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.capture.assigned.differences import is_reshaped
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
@@ -58,7 +59,7 @@ def source_updates(
             calls += _written_input(trace, source, value)
             continue
         live = source.get()
-        if name in trace.assigned and not isinstance(live, torch.Tensor):
+        if _is_left(trace, name, live):
             continue
         # A source's final content matters only if the next step reads it.
         kept = is_registered(source) and name not in irregular
@@ -72,6 +73,12 @@ def source_updates(
         calls += copies
         calls += value.storage.writes
     return calls
+
+
+def _is_left(trace: StepTrace, name: str, live: Any) -> bool:
+    """Whether ranks assign what a step leaves in a source's place, rather than copy it there."""
+    each = trace.assigned.get(name)
+    return each is not None and (not isinstance(live, torch.Tensor) or is_reshaped(each.change))
 
 
 def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
@@ -166,6 +173,8 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
         if value.storage is None or source.kind == "input" or name in carried:
             continue
         live = source.get()
+        if _is_left(trace, name, live):
+            continue
         is_same = isinstance(live, torch.Tensor) and (
             trace.tracer.aliases.fresh_value(live).storage is value.storage
         )
@@ -212,7 +221,8 @@ def ordered_live_calls(
             assert value.call.arguments is not None
             value.call.arguments["guard"] = guard
             guarded.append(value.call)
-    left_out = _templates(trace)
+    made_way = {n for n, s in trace.sources.items() if _is_left(trace, n, s.get())}
+    left_out = _templates(trace) | made_way
     always = [
         trace.values[n].call
         for n, s in trace.sources.items()

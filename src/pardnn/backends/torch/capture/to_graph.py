@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
-from pardnn.backends.torch.ops.codec import encode
+from pardnn.backends.torch.ops.codec import encode, find_call
 from pardnn.backends.torch.ops.kernel_memory import workspace
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import ALIGNMENT, LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
@@ -272,7 +272,7 @@ def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
     kwargs = {
         key: encode(value, name_of, accelerator)
         for key, value in call.kwargs.items()
-        if value is not None
+        if value is not None or _has_no_default(call.kind, key)
     }
     arguments: dict[str, Any] = {"args": encode(call.args, name_of, accelerator)}
     if kwargs:
@@ -285,6 +285,18 @@ def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
     if call.mutated and not _is_in_place(call):
         arguments["mutates"] = [value.name for value in call.mutated]
     return arguments
+
+
+def _has_no_default(kind: str, name: str) -> bool:
+    """Whether a call must give an argument even if it is None, as `torch.rand(n, generator=None)`.
+
+    Args:
+        kind: The kind of the call.
+        name: The name of the argument.
+    """
+    schema: Any = getattr(find_call(kind), "_schema", None)
+    arguments = schema.arguments if schema else ()
+    return any(each.name == name and not each.has_default_value() for each in arguments)
 
 
 def _is_in_place(call: Call) -> bool:

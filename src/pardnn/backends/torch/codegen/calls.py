@@ -23,6 +23,7 @@ from pardnn.backends.torch.ops.codec import (
     records_gradients,
 )
 from pardnn.backends.torch.ops.kernel_memory import LARGER
+from pardnn.backends.torch.ops.memory_formats import BACKWARD, FORWARD
 from pardnn.backends.torch.ops.partition_ops import COMBINE, concatenation_dim
 from pardnn.errors import FileError, shown
 from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, Tensor, contiguous_strides
@@ -231,7 +232,12 @@ def _call(
     for part in parts:
         text = f'getattr({text}, "{part}")' if keyword.iskeyword(part) else f"{text}.{part}"
     head, tail = (f"compact({text}(", "))") if kind in LARGER else (f"{text}(", ")")
-    return head, _argument_tokens(args, kwargs, names), tail, schema.returns
+    parts = _argument_tokens(args, kwargs, names)
+    if kind == FORWARD:
+        parts[0] = f"in_format({parts[0]})"
+    elif kind == BACKWARD:
+        parts[:2] = f"in_format_of({parts[0]}, {parts[1]})", f"in_format({parts[1]})"
+    return head, parts, tail, schema.returns
 
 
 def _argument_tokens(args: list[Any], kwargs: dict[str, Any], names: Identifiers) -> list[str]:

@@ -33,6 +33,7 @@ from pardnn.backends.torch.comm.wire_format import (
 from pardnn.backends.torch.devices import elements_of, strides_of
 from pardnn.backends.torch.ops.codec import flatten_result
 from pardnn.backends.torch.ops.kernel_memory import compact
+from pardnn.backends.torch.ops.memory_formats import in_format, in_format_of
 from pardnn.backends.torch.ops.partition_ops import box_copy, box_view, copy_with_strides
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import drawn_once, is_random, random_ops
@@ -46,7 +47,8 @@ _HELPERS: dict[str, FunctionType] = {
     for function in (
         contiguous_strides, elements_of, byte_view, has_strides, laid_out, span_elements,
         misaligned_buffer, sendable, box_view, box_copy, copy_with_strides, compact,
-        flatten_result, helpers.send, helpers.receive, helpers.wait, helpers.copy_unless_there,
+        in_format, in_format_of, flatten_result, helpers.send, helpers.receive, helpers.wait,
+        helpers.copy_unless_there,
     )
 }  # fmt: skip
 _IMPORTED = (

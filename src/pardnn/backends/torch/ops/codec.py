@@ -32,6 +32,7 @@ import torch
 
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
 from pardnn.backends.torch.ops.kernel_memory import LARGER, compact
+from pardnn.backends.torch.ops.memory_formats import BACKWARD, FORWARD, in_format, in_format_of
 from pardnn.backends.torch.ops.partition_ops import bind_partition_op, keep_boxes, name_ones
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
@@ -301,6 +302,12 @@ def _function(op: Op, kind: str) -> Callable[..., Any]:
     function = find_call(kind)
     if kind in LARGER:
         return lambda *args, **kwargs: compact(function(*args, **kwargs))
+    if kind == FORWARD:
+        return lambda x, *args, **kwargs: function(in_format(x), *args, **kwargs)
+    if kind == BACKWARD:
+        return lambda dy, x, *args, **kwargs: function(
+            in_format_of(dy, x), in_format(x), *args, **kwargs
+        )
     if not records_gradients(op, kind):
         return function
 

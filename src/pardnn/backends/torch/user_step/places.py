@@ -19,6 +19,8 @@ from pardnn.backends.torch.user_step.slots import GlobalName, Slot, slot_of
 
 #: An argument's name, or [path, key].
 Reference = str | Sequence[Any]
+#: Ends the path to the table of a module's buffers, which walks give the name of the module.
+BUFFERS = "_buffers"
 #: Containers that a step may leave in a place, by the names that data has for them.
 SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
     "list": list, "tuple": tuple, "size": torch.Size, "set": set, "frozenset": frozenset,
@@ -40,8 +42,11 @@ class PlaceIndex:
         self._arguments = dict(objects.arguments)
         self._holders: dict[tuple[str, bool], Any] = {}
         self._paths: dict[Any, str] = {}
-        for path, holder, _ in objects.contents:
-            is_variable = isinstance(holder, types.CellType | GlobalName)
+        for name, holder, _ in objects.contents:
+            path, is_variable = name, isinstance(holder, types.CellType | GlobalName)
+            module = self._holders.get((path, False))
+            if isinstance(module, torch.nn.Module) and module._buffers is holder:
+                path = f"{name}.{BUFFERS}"
             is_first = self._holders.setdefault((path, is_variable), holder) is holder
             if path != ARGUMENTS and is_first:
                 self._paths[_key_of(holder)] = path
@@ -67,6 +72,10 @@ class PlaceIndex:
             return [variable, None]
         path = self._paths.get(_key_of(slot.holder))
         return None if path is None else [path, slot.key]
+
+    def is_table(self, holder: Any) -> bool:
+        """Whether a holder is the table of a module's buffers."""
+        return self._paths.get(_key_of(holder), "").endswith(f".{BUFFERS}")
 
     def arguments(self) -> Iterator[tuple[str, Any]]:
         """Yield the name and value of each argument."""

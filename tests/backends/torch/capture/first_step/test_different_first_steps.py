@@ -374,3 +374,24 @@ def test_what_ranks_could_not_make_for_them_is_refused(flag: Any) -> None:
     assert caught.value.code == "E806"
     step(*args)
     assert capture(step, *args).ops
+
+
+def test_a_list_of_a_tensor_that_each_step_replaces() -> None:
+    """RAFT's pyramid of correlations: the item of the old list is no item of the new one."""
+
+    def make() -> Any:
+        model, x, y = small()
+        model.levels = [torch.tensor(0)]
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            model.levels = [model(x)]
+            model.levels.append(0.5 * model.levels[0])
+            loss = F.mse_loss(sum(model.levels), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), x, y), [model]
+
+    assert stepping.assert_leaves_as_eager(make) == 1

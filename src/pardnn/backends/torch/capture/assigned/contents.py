@@ -60,7 +60,8 @@ class Places:
             if "<" in name or isinstance(value, PLAIN) or id(value) in self._held:
                 continue
             reference = index.reference(slot)
-            if reference is not None:
+            # A buffer's tensor may be a shard, which another place must not show.
+            if reference is not None and not index.is_table(slot.holder):
                 self._add(reference, value)
 
     def _add(self, reference: Reference, value: Any) -> None:

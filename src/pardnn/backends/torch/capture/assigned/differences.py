@@ -101,7 +101,7 @@ def assigned_values(
         for name, change in changes(objects.contents, _differ).items()
         if change.slot is not None and "<" not in name
         and (not is_bound(name) or _is_tensor_beside(name, change, groups))
-        and id(change.slot.holder) not in tables
+        and (id(change.slot.holder) not in tables or is_reshaped(change))
         and not (_is_number_of_the_step(change, is_first) and name not in arguments)
     }  # fmt: skip
     if found:
@@ -191,8 +191,18 @@ def _is_source(change: Changed, tracer: Tracer, read: Collection[Storage | None]
         return False
     assert change.slot is not None
     storage = tracer.aliases.value(change.then).storage
-    is_kept = isinstance(change.slot.holder, dict) or storage is None
+    is_kept = storage is None or (isinstance(change.slot.holder, dict) and not is_reshaped(change))
     return is_kept or storage in read or storage.owner.call.kind != "buffer"
+
+
+def is_reshaped(change: Changed) -> bool:
+    """Whether a tensor made way for one of another shape or dtype, which cannot be copied into it.
+
+    An example is a table of positions for the length of the batch: `self.table = build(n)`.
+    """
+    then, now = change.then, change.now
+    are_tensors = isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor)
+    return are_tensors and (then.shape, then.dtype) != (now.shape, now.dtype)
 
 
 def _is_number(value: Any) -> bool:

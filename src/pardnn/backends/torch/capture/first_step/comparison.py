@@ -85,7 +85,7 @@ def first_difference(
         f"tensor {name}": other.of(source.get())
         for name, source in trace.sources.items()
         if isinstance(source.get(), torch.Tensor)
-        and not (name in irregular or name in trace.assigned)
+        and not (name in irregular or _is_within(name, trace.assigned))
     }
     mine |= (filled := _filled_at_first(first, one))
     its |= {name: x for name, x in _filled(trace, other, first.filled).items() if name in filled}
@@ -100,6 +100,11 @@ def first_difference(
         its[f"left {name}"] = _with_leaves(contents[1], other)
     changed = [name for name in (*its, *mine) if its.get(name) != mine.get(name)]
     return takes_another_way(_differing(one, other)) if changed else None
+
+
+def _is_within(name: str, places: Collection[str]) -> bool:
+    """Whether a place, or a container around it, is among some: a new list has other items."""
+    return any(f"{name}.".startswith(f"{each}.") for each in places)
 
 
 def _left_once(first: StepTrace, trace: StepTrace, numbers: Numbers) -> set[str]:

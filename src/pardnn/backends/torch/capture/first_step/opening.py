@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.assigned.assignments import note_assigned
+from pardnn.backends.torch.capture.assigned.differences import is_reshaped
 from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
 from pardnn.backends.torch.capture.numbers.first_numbers import containers_in_states
 from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
@@ -157,7 +158,11 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
     """
     changed = {n: c for n, c in trace.changed.items() if is_arithmetic(c) or is_filled(c)}
     rest = trace.changed.keys() - changed.keys() - trace.assigned.keys()
-    assigned = {name: each for name, each in trace.assigned.items() if name not in tensors}
+    assigned = {
+        name: each
+        for name, each in trace.assigned.items()
+        if name not in tensors or is_reshaped(each.change)
+    }
     if any(each.content is None for each in assigned.values()):
         raise NotFollowed
     if not all(_is_made(trace.changed[name], name in tensors) for name in rest):
