@@ -71,6 +71,51 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     assert ((found.algorithm, found.makespan_s), asked) == (best, tried)
 
 
+@pytest.mark.parametrize(
+    ("alone", "best"),
+    [
+        ({16: 6.0}, 4.0),
+        ({16: 3.5, 32: 3.6}, 3.4),
+        ({16: 3.5, 32: 2.5, 64: 9.0}, 2.4),
+        ({16: None}, 4.0),  # they do not fit
+    ],
+)
+def test_more_pieces_are_tried_as_long_as_a_quick_placement_of_them_is_faster(
+    alone: dict[int, float | None], best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a ConvNeXt on 8 devices `pardnn` was faster in 8 pieces than the best of at most 4."""
+    asked = list[int]()
+    others = {8: 5.2, 4: 4.0, 2: 7.0}
+
+    def outcome(name: str, seconds: float) -> Any:
+        return Outcome(name, None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
+
+    def in_pieces(problem: Any, count: int, names: list[str], decide: Any, **_: Any) -> Outcome:
+        if names == [microbatched.STAGES]:
+            return outcome(names[0], STAGED[count])
+        asked.append(count)
+        return outcome(names[0], others[count])
+
+    def quickly(problem: Any, count: int, decide: Any, below: float) -> Outcome:
+        if (seconds := alone[count]) is None:
+            raise InfeasibleError("")
+        return outcome("pardnn", seconds)
+
+    monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
+
+    def polished(problem: Problem, found: Outcome) -> Outcome:
+        return outcome("", found.makespan_s - 0.1) if found.algorithm == "pardnn" else found
+
+    monkeypatch.setattr(microbatched, "_alone", quickly)
+    monkeypatch.setattr(microbatched, "polished_pieces", polished)
+    graph, cluster = small_case(0, seed=0)
+    options = PlanOptions(microbatches="auto")
+    problem = Problem(graph, cluster, graph_costs(graph), options)
+    names = ["pardnn", microbatched.STAGES]
+    found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", 9.0))
+    assert (found.makespan_s, asked) == (best, [8, 4, 2])
+
+
 def test_cuts_of_the_whole_batch_are_bounded_by_what_is_quick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
