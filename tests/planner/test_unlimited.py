@@ -50,8 +50,9 @@ HELD = int(peaks(GRAPH.arrays, FREE.plan).max())
     ("part", "close", "searched"),
     [
         (1.0, 1.0, [None]),  # it fits
-        (0.9, 1.0, [None]),  # it is made to fit, and no slower
-        (0.9, 0.8, [None, 0.9]),
+        (0.99, 1.0, [None]),  # it is made to fit, and no slower
+        (0.99, 0.8, [None, 0.99]),
+        (0.9, 1.0, [None, 0.9]),
         (0.5, 1.0, [None, 0.5]),  # given up at its first plan
     ],
 )
@@ -115,7 +116,7 @@ def test_pieces_are_made_to_fit_too() -> None:
     free = plan(problem(None))
     assert free.sharded is not None
     limit = int(0.95 * peaks(free.sharded.graph.arrays, free.plan).max())
-    found = unlimited._fitted(problem(limit), free)
+    found = unlimited._fitted(problem(limit), free, 1.0)
     assert found.sharded is not None
     assert found.sharded.plan.pieces == free.sharded.plan.pieces
     check_plan(graph, found.sharded.plan, problem(limit).cluster)

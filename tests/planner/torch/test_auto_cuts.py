@@ -27,7 +27,7 @@ from pardnn.planner.sharded.least_memory import least_peaks
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
-from pardnn.units import bytes_text
+from pardnn.units import size_texts
 from tests.backends.torch import models
 from tests.long_cases import long_but
 
@@ -227,7 +227,9 @@ def test_a_cut_that_holds_too_much_is_not_partitioned(
     monkeypatch.setattr(memory, "least_peaks", lambda *_: [0] * 4)
     sort = InfeasibleError if room < 0 else AssertionError
     error, _ = ended_under(monkeypatch, held + room, sort)
-    assert (f"device 0 holds {bytes_text(held)} of parameters" in str(error)) == (room < 0)
+    assert (f"device 0 holds {size_texts(held, held + room)[0]} of parameters" in str(error)) == (
+        room < 0
+    )
 
 
 @pytest.mark.parametrize("room", [-1, 0])
@@ -241,6 +243,6 @@ def test_a_cut_whose_activations_do_not_fit_is_not_partitioned(
     error, problem = ended_under(monkeypatch, least + room, sort)
     if room < 0:
         assert isinstance(error, InfeasibleError)
-        assert f"device 0 holds {bytes_text(least)} at once, or more" in str(error)
+        assert f"device 0 holds {size_texts(least, least + room)[0]} at once, or more" in str(error)
         assert error.details["peak_bytes"] == least
         assert problem.log.partitioned_ops == 0
