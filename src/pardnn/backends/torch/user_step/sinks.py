@@ -19,6 +19,7 @@ import io
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -91,23 +92,40 @@ def told_functions(
         For each, the module that holds it, and its name there.
     """
     return {
-        f"{module.__name__}.{name}": (module, name) for module, name in _told(functions, objects)
+        f"{module.__name__}.{name}": (module, name)
+        for module, name in _named(functions, objects)
+        if _is_called_for(module, name)
     }
 
 
-def _told(
+def read_from(
+    functions: Collection[types.FunctionType], objects: ObjectGraph, packages: Collection[str]
+) -> dict[str, tuple[types.ModuleType, str]]:
+    """Return, likewise, what may hold what was logged: other functions, and containers."""
+    kinds = types.FunctionType | types.MethodType | list | dict | set | deque
+    return {
+        f"{module.__name__}.{name}": (module, name)
+        for module, name in _named(functions, objects)
+        if module.__name__.partition(".")[0] in packages
+        and isinstance(vars(module).get(name), kinds)
+        and not _is_called_for(module, name)
+    }
+
+
+def _named(
     functions: Collection[types.FunctionType], objects: ObjectGraph
 ) -> Iterator[tuple[types.ModuleType, str]]:
+    """Yield what code names that modules hold: module and name."""
     spaces = [(each.__globals__, names_in(each.__code__)) for each in functions]
     named = {name for _, names in spaces for name in names}
     held = [space[name] for space, names in spaces for name in names if name in space]
     imported = [sys.modules[name] for name in named if name in sys.modules]
     for value in (*held, *imported, *objects.seen.values()):
         if isinstance(value, types.ModuleType):
-            yield from ((value, name) for name in named if _is_called_for(value, name))
+            yield from ((value, name) for name in named)
         elif isinstance(value, types.FunctionType):
             module = sys.modules.get(value.__module__)
-            if module is not None and _is_called_for(module, value.__name__):
+            if module is not None:
                 yield module, value.__name__
 
 

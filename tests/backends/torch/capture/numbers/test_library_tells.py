@@ -25,6 +25,9 @@ def log(row, step=None):
 def save_row(row):
     rows.append(row)
 
+def last():
+    return len(rows) + 1.0
+
 class Run:
     def log(self, row):
         rows.append(row)
@@ -63,6 +66,27 @@ def logs(way: str) -> Callable[..., None]:
             trackerlib.log({"loss": loss.item()})
 
     return tell
+
+
+@pytest.mark.usefixtures("_tracker")
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [(lambda tracker: tracker.last(), "last"), (lambda tracker: 1.0 + len(tracker.rows), "rows")],
+    ids=["function", "list"],
+)
+def test_what_a_step_logs_is_not_read_in_it(read: Callable[[Any], float], name: str) -> None:
+    """Ranks log after each step: the second step would read what capture found."""
+    tracker = importlib.import_module("trackerlib")
+    model = torch.nn.Linear(2, 2)
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).mean() * read(tracker)
+        loss.backward()
+        tracker.log({"loss": loss.item()})
+        return loss
+
+    with pytest.raises(UnsupportedError, match=rf"E804 .*trackerlib\.{name}"):
+        capture(step, model, torch.randn(3, 2))
 
 
 @pytest.mark.usefixtures("_tracker")

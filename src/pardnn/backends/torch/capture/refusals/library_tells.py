@@ -26,7 +26,7 @@ from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.code_names import is_library_frame
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sinks import is_telling, told_functions
+from pardnn.backends.torch.user_step.sinks import is_telling, read_from, told_functions
 from pardnn.errors import UnsupportedError
 
 
@@ -48,14 +48,52 @@ def library_tells_noted(
     Raises:
         UnsupportedError: E804.
     """
-    others = {}
+    others, told, read, where = {}, set[str](), dict[str, str | None](), tracer.locator.line
+
+    def telling(name: str, *args: Any) -> None:
+        told.add(_package(name))
+        tell(name, *args)
+
+    known = told_functions(functions, objects)
+    beside = read_from(functions, objects, set(map(_package, known)))
     with contextlib.ExitStack() as stack:
-        for full_name, (module, name) in told_functions(functions, objects).items():
+        for full_name, (module, name) in (known | beside).items():
             real = vars(module)[name]
-            others[id(real)] = new = _noting(real, full_name, tell, tracer.locator.line)
+            if full_name in known:
+                new = _noting(real, full_name, telling, where)
+            elif callable(real):
+                new = _reading(real, full_name, read, where)
+            else:  # whoever names a container reads it
+                read[full_name] = None
+                continue
+            others[id(real)] = new
             stack.enter_context(mock.patch.object(module, name, new))
         replace_globals(stack, functions, others)
         yield
+    for name, line in read.items():
+        if _package(name) in told:
+            raise _read_back(name, line)
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _reading(
+    real: Callable[..., Any],
+    name: str,
+    read: dict[str, str | None],
+    where: Callable[[], str | None],
+) -> Callable[..., Any]:
+    """Return a function that notes that the user's code called it."""
+
+    @functools.wraps(real)
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        if not is_library_frame(sys._getframe(1)):
+            read.setdefault(name, where())
+        return real(*args, **kwargs)
+
+    return reading
 
 
 def _noting(
@@ -98,6 +136,18 @@ def told_library(name: str, where: str | None) -> UnsupportedError:
         f"the step calls {name}{at(where)}: this would happen at capture only,\n"
         "not in later steps.\n"
         f"{advice}",
+        "E804",
+    )
+
+
+def _read_back(name: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that logs to a package, and reads what may hold what was logged."""
+    package = _package(name)
+    return error_at(
+        where,
+        f"the step reads {name}{at(where)}, and logs to {package}, which happens\n"
+        "after each step: what it reads would be of a step before.\n"
+        f"Read {name} between two calls of the step, and pass the step what it needs.",
         "E804",
     )
 
