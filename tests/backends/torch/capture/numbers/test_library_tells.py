@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.errors import PardnnError, UnsupportedError
@@ -210,3 +211,29 @@ def test_a_step_that_saves_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"fast.save\(path\)") as caught:
         capture(step, *args)
     assert caught.value.code == "E804"
+
+
+@pytest.mark.usefixtures("_tracker")
+def test_containers_of_packages_are_guarded() -> None:
+    """A list and a dictionary of a package's module: changes between calls were not seen."""
+    tracker = importlib.import_module("trackerlib")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return model(x).mean() * tracker.rates[-1] * tracker.settings["scale"]
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(x)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    vars(tracker).update(rates=[1.0], settings={"scale": 1.0})
+    x, fast = torch.randn(3, 2), pardnn.parallelize(step)
+    for change in (lambda: None, lambda: tracker.rates.append(2.0),
+                   lambda: tracker.settings.update(scale=3.0)):  # fmt: skip
+        change()
+        expected = loss_of(x).item()
+        assert fast(model, optimizer, x).item() == expected

@@ -28,7 +28,11 @@ from pardnn.backends.torch.user_step.guards.content import (
     shared_values,
 )
 from pardnn.backends.torch.user_step.guards.item import Change, ItemGuard, Snapshot, any_key
-from pardnn.backends.torch.user_step.guards.library import library_guards, process_settings
+from pardnn.backends.torch.user_step.guards.library import (
+    library_containers,
+    library_guards,
+    process_settings,
+)
 from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
 from pardnn.backends.torch.user_step.guards.walk import GuardWalk
 from pardnn.backends.torch.user_step.object_graph import GLOBAL_HOOKS, argument_names, walk_objects
@@ -94,7 +98,10 @@ class Guards:
                 walk.walk(dotted(name, i), hook)
         while walk.weak:  # last, so that what is also held strongly comes first
             walk.walk(*walk.weak.pop(0), is_weak=True)
-        self._guards += library_guards(used, walk.seen.values())
+        reached = list(walk.seen.values())
+        for name, container in library_containers(used, reached):
+            walk.walk(name, container)
+        self._guards += library_guards(used, reached)
         walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(walk.parameters)

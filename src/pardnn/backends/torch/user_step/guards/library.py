@@ -30,10 +30,17 @@ from pardnn.backends.torch.user_step.code_names import is_library_module
 from pardnn.backends.torch.user_step.guards.content import HEAP_TYPE
 from pardnn.backends.torch.user_step.guards.item import VALUES, ItemGuard
 from pardnn.backends.torch.user_step.slots import dotted
-from pardnn.backends.torch.user_step.used_names import UsedNames, runs_unnamed
+from pardnn.backends.torch.user_step.used_names import (
+    CLOSED_LIBRARIES,
+    UsedNames,
+    runs_unnamed,
+)
 
 #: Where torch's own modules find the functions that they call.
 _OF_TORCH = (torch, torch.nn.functional)
+_CONTAINERS = (list, dict, set, deque)
+#: Larger ones are tables of a package, not settings.
+MOST_ITEMS = 1000
 
 
 def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
@@ -61,6 +68,29 @@ def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
         keys = _keys(module, used, is_named=id(module) in named)
         guards.append(ItemGuard(name, vars(module), keys))
     return guards
+
+
+def library_containers(used: UsedNames, reached: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the containers of packages that the user's code names: `lib.settings["rate"]`.
+
+    Python's own modules and those of `CLOSED_LIBRARIES` are left out: what changes in them, such
+    as `sys.modules`, is not the user's.
+
+    Args:
+        used: The names that code which may run mentions.
+        reached: As for `library_guards`.
+    """
+    held = [(value.__name__, value) for value in reached if _is_library(value)]
+    for path, module in dict(_named_modules(used, held)).values():
+        package = module.__name__.partition(".")[0]
+        if (
+            "/site-packages/" not in (vars(module).get("__file__") or "")
+            or package in CLOSED_LIBRARIES
+        ):
+            continue
+        for key, value in vars(module).items():
+            if key in used.of_users and isinstance(value, _CONTAINERS) and len(value) <= MOST_ITEMS:
+                yield dotted(path, key), value
 
 
 def _named_modules(
