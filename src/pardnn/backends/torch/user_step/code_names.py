@@ -148,7 +148,12 @@ def is_library_file(filename: str) -> bool:
         return not is_typed(filename)
     path = str(Path(filename).resolve())
     inside = any(path.startswith(root + "/") for root in _LIBRARY_ROOTS)
-    return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
+    return inside or is_installed_file(path) or path.startswith(_PACKAGE)
+
+
+def is_installed_file(filename: str) -> bool:
+    """Whether a source file belongs to an installed package, rather than to Python or the user."""
+    return "/site-packages/" in filename
 
 
 def is_library_function(function: types.FunctionType) -> bool:

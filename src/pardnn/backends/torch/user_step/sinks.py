@@ -25,7 +25,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.code_names import is_library_file, names_in
+from pardnn.backends.torch.user_step.code_names import (
+    is_installed_file,
+    is_library_file,
+    names_in,
+)
 from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, ObjectGraph, walk_value
 
@@ -138,7 +142,7 @@ def _is_called_for(module: types.ModuleType, name: str) -> bool:
     if (function.__module__, name) == _OF_TORCH:
         return True
     file, package = function.__code__.co_filename, function.__module__.partition(".")[0]
-    is_installed = "/site-packages/" in file and is_library_file(file)
+    is_installed = is_installed_file(file) and is_library_file(file)
     is_named = is_telling(name) or _SAVING.fullmatch(name) is not None
     return is_installed and is_named and package not in (*_OF_RECORDS, "torch")
 
@@ -158,7 +162,7 @@ def _is_librarys(value: Any) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type) or callable(value):
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    is_installed = "/site-packages/" in file and is_library_file(file)
+    is_installed = is_installed_file(file) and is_library_file(file)
     return is_installed and not dataclasses.is_dataclass(value)
 
 

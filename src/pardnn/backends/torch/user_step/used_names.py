@@ -37,6 +37,7 @@ from pardnn.backends.torch.user_step.code_names import (
     given_to,
     globals_named,
     held_by,
+    is_installed_file,
     is_library_function,
     is_library_module,
     lays_out_texts,
@@ -269,7 +270,7 @@ class _Search:
                 self._follow(module)
         elif (function.__module__ or "").partition(".")[0] in CLOSED_LIBRARIES:
             return
-        elif "/site-packages/" in function.__code__.co_filename:
+        elif is_installed_file(function.__code__.co_filename):
             self.found.installed.append(function)
         computed = globals_named(function) if is_users else ()
         for name in mentioned.union(computed):

@@ -23,6 +23,7 @@ from pardnn.backends.torch.user_step.code_names import (
     function_of,
     global_names,
     held_by,
+    is_installed_file,
     names_in,
 )
 from pardnn.backends.torch.user_step.object_graph import PLAIN
@@ -96,7 +97,7 @@ def _functions(used: UsedNames, reached: Iterable[Any]) -> Iterator[types.Functi
 
 def _is_installed(function: types.FunctionType) -> bool:
     package = (function.__module__ or "").partition(".")[0]
-    return "/site-packages/" in function.__code__.co_filename and package not in CLOSED_LIBRARIES
+    return is_installed_file(function.__code__.co_filename) and package not in CLOSED_LIBRARIES
 
 
 def _holders(value: Any, package: str) -> Iterator[Any]:

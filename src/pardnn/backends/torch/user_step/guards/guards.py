@@ -31,6 +31,7 @@ from pardnn.backends.torch.user_step.guards.item import Change, ItemGuard, Snaps
 from pardnn.backends.torch.user_step.guards.library import (
     library_containers,
     library_guards,
+    library_modules,
     process_settings,
 )
 from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
@@ -99,9 +100,10 @@ class Guards:
         while walk.weak:  # last, so that what is also held strongly comes first
             walk.walk(*walk.weak.pop(0), is_weak=True)
         reached = list(walk.seen.values())
-        for name, container in library_containers(used, reached):
+        modules = library_modules(used, reached)
+        for name, container in library_containers(used, modules):
             walk.walk(name, container)
-        self._guards += library_guards(used, reached)
+        self._guards += library_guards(used, reached, modules)
         walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
         self._of_parameters = ParameterGuards(walk.parameters)

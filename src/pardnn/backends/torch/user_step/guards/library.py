@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pardnn.backends.torch.user_step.code_names import is_library_module
+from pardnn.backends.torch.user_step.code_names import is_installed_file, is_library_module
 from pardnn.backends.torch.user_step.guards.content import HEAP_TYPE
 from pardnn.backends.torch.user_step.guards.item import VALUES, ItemGuard
 from pardnn.backends.torch.user_step.slots import dotted
@@ -38,23 +38,35 @@ from pardnn.backends.torch.user_step.used_names import (
 
 #: Where torch's own modules find the functions that they call.
 _OF_TORCH = (torch, torch.nn.functional)
+NamedModules = dict[int, tuple[str, types.ModuleType]]
 _CONTAINERS = (list, dict, set, deque)
 #: Larger ones are tables of a package, not settings.
 MOST_ITEMS = 1000
 
 
-def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
+def library_modules(used: UsedNames, reached: Iterable[Any]) -> NamedModules:
+    """Return the modules of libraries that the user's functions reach, by id, with a name.
+
+    Args:
+        used: The names that code which may run mentions.
+        reached: What the step reaches.
+    """
+    held = [(value.__name__, value) for value in reached if _is_library(value)]
+    return dict(_named_modules(used, held))
+
+
+def library_guards(
+    used: UsedNames, reached: Iterable[Any], modules: NamedModules
+) -> list[ItemGuard]:
     """Return a guard for each library class and module whose code the step may run.
 
     Args:
         used: The names that code which may run mentions.
-        reached: What the step reaches: its classes and modules count, including the user's.
+        reached: What the step reaches: its classes count, including the user's.
+        modules: From `library_modules`.
     """
-    values = list(reached)
-    kinds = [value for value in values if isinstance(value, type)]
-    held = [(value.__name__, value) for value in values if _is_library(value)]
-    found = dict(_named_modules(used, held))
-    named = set(found)
+    kinds = [value for value in reached if isinstance(value, type)]
+    found, named = dict(modules), modules.keys()
     built_in = vars(builtins)
     guards = [ItemGuard("builtins", built_in, sorted(used.of_users & built_in.keys()))]
     for kind in dict.fromkeys([torch.Tensor, *kinds]):
@@ -70,7 +82,7 @@ def library_guards(used: UsedNames, reached: Iterable[Any]) -> list[ItemGuard]:
     return guards
 
 
-def library_containers(used: UsedNames, reached: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+def library_containers(used: UsedNames, modules: NamedModules) -> Iterator[tuple[str, Any]]:
     """Yield the containers of packages that the user's code names: `lib.settings["rate"]`.
 
     Python's own modules and those of `CLOSED_LIBRARIES` are left out: what changes in them, such
@@ -78,15 +90,12 @@ def library_containers(used: UsedNames, reached: Iterable[Any]) -> Iterator[tupl
 
     Args:
         used: The names that code which may run mentions.
-        reached: As for `library_guards`.
+        modules: From `library_modules`.
     """
-    held = [(value.__name__, value) for value in reached if _is_library(value)]
-    for path, module in dict(_named_modules(used, held)).values():
+    for path, module in modules.values():
         package = module.__name__.partition(".")[0]
-        if (
-            "/site-packages/" not in (vars(module).get("__file__") or "")
-            or package in CLOSED_LIBRARIES
-        ):
+        file = vars(module).get("__file__") or ""
+        if not is_installed_file(file) or package in CLOSED_LIBRARIES:
             continue
         for key, value in vars(module).items():
             if key in used.of_users and isinstance(value, _CONTAINERS) and len(value) <= MOST_ITEMS:
