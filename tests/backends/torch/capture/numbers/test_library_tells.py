@@ -14,6 +14,7 @@ import torch
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.user_step.guards.library import MOST_ITEMS
 from pardnn.errors import PardnnError, UnsupportedError
 from tests.backends.torch.stepping import Entry, assert_as_eager, telling
 
@@ -230,9 +231,9 @@ def test_containers_of_packages_are_guarded() -> None:
         optimizer.step()
         return loss
 
-    vars(tracker).update(rates=[1.0], settings={"scale": 1.0})
+    vars(tracker).update(rates=[1.0] * MOST_ITEMS, settings={"scale": 1.0, "other": 0.0})
     x, fast = torch.randn(3, 2), pardnn.parallelize(step)
-    for change in (lambda: None, lambda: tracker.rates.append(2.0),
+    for change in (lambda: None, lambda: tracker.rates.__setitem__(-1, 2.0),
                    lambda: tracker.settings.update(scale=3.0)):  # fmt: skip
         change()
         expected = loss_of(x).item()
