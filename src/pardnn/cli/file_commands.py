@@ -64,7 +64,7 @@ def convert(
 
 def layout(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    graph_file: opt.GraphOption = None,
     output: opt.OptionalOutput = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -109,7 +109,8 @@ def _check_picture(output: Path | None) -> None:
 
 def report(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    *,
+    graph_file: opt.GraphOption = None,
     output: opt.Output,
     run: Annotated[
         Path | None,
@@ -138,7 +139,8 @@ def report(
 
 def export(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    *,
+    graph_file: opt.GraphOption = None,
     output: opt.Output,
     to: Annotated[
         str,
@@ -171,7 +173,8 @@ def export(
 
 def draw(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    *,
+    graph_file: opt.GraphOption = None,
     output: opt.Output,
     costs: opt.PlanCosts = None,
     as_json: opt.Json = False,

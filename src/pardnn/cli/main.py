@@ -69,7 +69,7 @@ for command in (
 ):
     app.command(name=command.__name__.replace("_", "-"), cls=Command)(with_groups(command))
 # A name may begin with a minus: `--memory -2GiB`.
-app.command(name="explain", context_settings={"ignore_unknown_options": True})(
+app.command(name="explain", cls=Command, context_settings={"ignore_unknown_options": True})(
     question_commands.explain
 )
 app.add_typer(checkpoint_commands.app, name="checkpoint")

@@ -56,7 +56,9 @@ def _seconds(limit: float | None) -> float | None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
+GraphOption = Annotated[
+    Path | None, typer.Option("--graph", help="Graph file of the plan. Default: the one beside it.")
+]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", callback=writable)]
 OptionalOutput = Annotated[
     Path | None, typer.Option("-o", "--output", help="File to write.", callback=writable)
@@ -197,8 +199,12 @@ Verify = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
 
 
-def read_both(graph_file: Path, plan_file: Path) -> tuple[Graph, Plan]:
+def read_both(graph_file: Path | None, plan_file: Path) -> tuple[Graph, Plan]:
     """Return a graph and a plan, which may be of another graph, from their files.
+
+    Args:
+        graph_file: Of the graph; None only where `Command` has not looked for it.
+        plan_file: Of the plan.
 
     Raises:
         FileError: E403 to E408, if one cannot be read.
@@ -207,6 +213,7 @@ def read_both(graph_file: Path, plan_file: Path) -> tuple[Graph, Plan]:
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan
 
+    assert graph_file is not None
     return read_graph(graph_file), read_plan(plan_file)
 
 

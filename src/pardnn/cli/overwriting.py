@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from pardnn.cli.graph_beside import graph_beside
 from pardnn.errors import UsageError, shown
 
 #: Parameters that name a file to write.
@@ -18,14 +19,18 @@ _READ = ("target", "cluster")
 
 
 class Command(TyperCommand):
-    """A command that does not write over what it reads."""
+    """A command that finds the graph of its plan, and does not write over what it reads."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Run the command, if it names different files.
 
         Raises:
-            UsageError: E201, if it would write over what it reads.
+            UsageError: E201, if it would write over what it reads; E215, if a plan's graph is not
+                named and not beside it.
         """
+        plan = ctx.params.get("plan_file", ctx.params.get("first"))
+        if plan is not None and ctx.params.get("graph_file", plan) is None:
+            ctx.params["graph_file"] = graph_beside(plan)
         refuse_overwriting(ctx.params)
         return super().invoke(ctx)
 

@@ -113,7 +113,7 @@ def _print_grid(graph: Graph, cluster: Cluster, plan: Plan, options: PlanOptions
 
 def check(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    graph_file: opt.GraphOption = None,
     constraints: steer.ConstraintsFile = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -139,7 +139,7 @@ def simulate(
     context: typer.Context,
     plan_file: opt.PlanFile,
     *,
-    graph_file: opt.GraphOption,
+    graph_file: opt.GraphOption = None,
     policy: opt.PolicyChoice = "order",
     given: machines.ClusterOptions,
     costs: opt.PlanCosts = None,

@@ -14,7 +14,7 @@ from pardnn.errors import UsageError
 
 def explain(
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    graph_file: opt.GraphOption = None,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -58,7 +58,7 @@ def explain(
 def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="Plan file.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another plan file.")],
-    graph_file: Annotated[Path, typer.Option("--graph", help="Graph file of the plans.")],
+    graph_file: opt.GraphOption = None,
     other_file: Annotated[
         Path | None, typer.Option("--other-graph", help="Graph file of B, if different.")
     ] = None,
@@ -72,11 +72,10 @@ def diff(
     from pardnn.report.differences import diff_text
     from pardnn.report.progress import status
 
-    graph = read_graph(graph_file)
+    graph, plan = opt.read_both(graph_file, first)
     other = graph if other_file is None else read_graph(other_file)
-    plans = read_plan(first), read_plan(second)
     with status("judging what moved"):
-        found = differences(graph, plans[0], other, plans[1], costs)
+        found = differences(graph, plan, other, read_plan(second), costs)
     if not as_json:
         print_text(diff_text(found))
     show(found, as_json, None, shown=True)

@@ -102,7 +102,7 @@ def run(
 def code(
     context: typer.Context,
     plan_file: opt.PlanFile,
-    graph_file: opt.GraphOption,
+    graph_file: opt.GraphOption = None,
     rank: Annotated[
         int | None, typer.Option("--rank", help="Rank, from 0. Default, with -o or --run: all.")
     ] = None,
