@@ -261,9 +261,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
         "the step runs once, but raises when capture runs it again from the same state.\n"
         f"{type(raised).__name__}{at(where)}: {said:.300}\n"
         "Either later calls read what only the first one makes from its data: run one step of\n"
-        "your own first. Or a number says how long a table is (if n > self.n, rotary caches):\n"
-        "ask the table itself, if self.cos is None or n > len(self.cos). Or the step changes what\n"
-        "cannot be undone, such as the groups of an optimizer: do that between two calls, for\n"
-        "instance optimizer.add_param_group(...).",
+        "your own first. Or the step changes what cannot be undone, such as the groups of an\n"
+        "optimizer: do that between two calls, for instance optimizer.add_param_group(...).",
         "E804",
     )
