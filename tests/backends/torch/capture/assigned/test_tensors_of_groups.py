@@ -1,5 +1,6 @@
 """Tensors that an optimizer's step puts into its groups: Prodigy, D-Adaptation."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +153,32 @@ def test_a_state_in_two_places_is_there_after_one_step_of_ones_own() -> None:
         capture(step, *args)
     assert caught.value.code == "E806"
     assert_leaves_as_eager(lambda: sharing(1))
+
+
+class ByAddress(torch.optim.SGD):
+    """Keeps its state by the ids of parameters, as Magma does, or in its own state."""
+
+    kept: dict[Any, Any] | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p] if self.kept is None else self.kept.setdefault(id(p), {})
+            state["mean"] = p.grad.lerp(state.get("mean", torch.zeros_like(p)), 0.9)
+            p.sub_(state["mean"])
+        super().step(closure)
+
+
+def test_no_message_shows_the_address_of_a_parameter() -> None:
+    def entry(by_id: bool) -> Any:
+        model, x, y = small()
+        optimizer = ByAddress(model.parameters(), lr=0.1)
+        optimizer.kept = {} if by_id else None
+        return train, (model, optimizer, x, y), [model]
+
+    step, args, _ = entry(by_id=True)
+    with pytest.raises(UnsupportedError, match=r"(?s)kept\[an id\].*self.state\[p\]") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+    assert not re.search(r"\d{12}", f"{caught.value} {caught.value.details}")
+    assert_leaves_as_eager(lambda: entry(by_id=False))
