@@ -199,6 +199,30 @@ def test_norms_of_autocast_are_of_the_types_of_real_ones(weights: torch.dtype) -
         assert [(t.dtype, t.stride()) for t in found] == [(t.dtype, t.stride()) for t in real], op
 
 
+TYPED: dict[str, tuple[Any, ...]] = {
+    "huber_loss.default": ("x", "y"),
+    "mse_loss_backward.default": ("y", "x", "y", 1),
+    "normal.Tensor_Tensor": ("x", "y"),
+    "smooth_l1_loss_backward.default": ("y", "x", "y", 1, 1.0),
+    "soft_margin_loss.default": ("x", "y"),
+    "soft_margin_loss_backward.default": ("y", "x", "y", 1),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_results_of_mixed_types_are_of_the_types_of_real_ones(name: str) -> None:
+    """`mse_loss` of float32 and float64, as of a target from NumPy."""
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    for kinds in ((torch.float32, torch.float64), (torch.bfloat16, torch.float32)):
+        tensors = dict(zip("xy", (torch.rand(2, 3).to(kind) for kind in kinds), strict=True))
+        args = [tensors.get(each, each) for each in TYPED[name]]
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+            found = fake_result(op, fake, {})
+        assert found.dtype == op(*args).dtype == kinds[0]
+
+
 ORDERS = [
     (0, 1, 2),
     (0, 2, 1),

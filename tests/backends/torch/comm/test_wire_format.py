@@ -108,6 +108,16 @@ def test_a_value_that_is_not_what_was_announced_is_not_sent() -> None:
         assert caught.value.code == "E604"
 
 
+def test_a_whole_number_beyond_64_bits_is_refused_by_name() -> None:
+    spec = spec_of(0, "host.int", 1)._replace(tensor="state.n")
+    for value in (-(1 << 63), (1 << 63) - 1):
+        assert payload_of(spec, value, CPU).item() == value
+    for value in (-(1 << 63) - 1, 1 << 63):
+        with pytest.raises(RankError, match="whole number 'state.n' has 64 bits") as caught:
+            payload_of(spec, value, CPU)
+        assert caught.value.code == "E604"
+
+
 def test_a_tensor_of_unknown_shape_cannot_be_sent() -> None:
     ops = [
         Op(name="a", kind="input", outputs=(Tensor(name="x", bytes=4),)),

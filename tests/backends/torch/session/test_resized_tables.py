@@ -37,6 +37,22 @@ class Tabled(nn.Module):
         return torch.stack([off, off.square()], -1).to(self.weigh.weight.device)
 
 
+class Counted(Tabled):
+    """As rotary tables of Llama: empty at first, and a number says how long they are."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__(is_buffer=is_buffer)
+        self.longest, self.table = 0, torch.empty(0, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length > self.longest:
+            self.longest, table = length, self.built(length)
+            self.register_buffer("table", table, persistent=False)
+        table = self.table[:length, :length]
+        return self.weigh(table).squeeze(-1).softmax(-1) @ self.values(x)
+
+
 def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss = model(x).square().mean()
@@ -46,11 +62,11 @@ def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def trained(
-    *, is_buffer: bool, algorithm: str | None
+    kind: type[Tabled], *, is_buffer: bool, algorithm: str | None
 ) -> tuple[list[float], list[int], list[float]]:
     """Return losses, the shape of the table after them, and its numbers."""
     torch.manual_seed(0)
-    model = Tabled(is_buffer=is_buffer)
+    model = kind(is_buffer=is_buffer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batches = [torch.randn(2, length, 4).double() for length in LENGTHS]
     fast: Any = None
@@ -67,14 +83,19 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("is_buffer", "size", "algorithm"), [(False, 1, "single"), (True, 2, "tofu")]
+    ("kind", "is_buffer", "size", "algorithm"),
+    [
+        (Tabled, False, 1, "single"),
+        (Tabled, True, 2, "tofu"),
+        (Counted, True, 2, "round-robin"),
+    ],
 )
 def test_a_table_follows_the_length_of_the_batch(
-    is_buffer: bool, size: int, algorithm: str
+    kind: type[Tabled], is_buffer: bool, size: int, algorithm: str
 ) -> None:
     def body(rank: int, path: str) -> Any:
         connect(rank, size, path, 20).close()
-        return [trained(is_buffer=is_buffer, algorithm=each) for each in (algorithm, None)]
+        return [trained(kind, is_buffer=is_buffer, algorithm=each) for each in (algorithm, None)]
 
     for outcome in run_ranks(size, body):
         assert outcome.status == 0, outcome.error

@@ -210,10 +210,9 @@ def growing(by_number: bool) -> Any:
     return step, (model, optimizer, torch.ones(2, 4, 3)), lambda: [model.layer, model.n]
 
 
-def test_a_table_that_grows_is_asked_for_its_own_length() -> None:
+@pytest.mark.parametrize("by_number", [False, True])
+def test_a_table_grows_by_its_own_length_or_by_a_number_beside_it(by_number: bool) -> None:
     def given(i: int) -> dict[int, Any]:
         return {2: torch.ones(2, (4, 6, 3, 7)[i], 3)}
 
-    with pytest.raises(UnsupportedError, match="ask the table itself, if self.cos is None"):
-        assert_leaves_as_eager(lambda: growing(True), 4, given)
-    assert assert_leaves_as_eager(lambda: growing(False), 4, given) == 4
+    assert assert_leaves_as_eager(lambda: growing(by_number), 4, given) == 4

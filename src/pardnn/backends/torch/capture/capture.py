@@ -57,6 +57,7 @@ from pardnn.backends.torch.capture.numbers.selection import (
     granted,
     narrowed,
     reconsidered,
+    restarted,
     tell_numbers,
 )
 from pardnn.backends.torch.capture.placeholders import fake_mode_of
@@ -260,7 +261,8 @@ class _Session:
                 if isinstance(error, UserCodeError) and assignments.settle(settled):
                     continue
                 restore(settled.contents)
-                other = self._otherwise(error, chosen, first)
+                other = restarted(chosen, numbers) if isinstance(error, UserCodeError) else None
+                other = other or self._otherwise(error, chosen, first)
             chosen = other
             restore(settled.contents)
         raise changed_state(sorted(chosen.held))
@@ -278,13 +280,7 @@ class _Session:
         return Captured(graph, tuple(left), {}, chosen.live, *found)
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
-        """Return the selection to try after a trace has failed.
-
-        Args:
-            error: The error of the trace; raised again if nothing is left to try.
-            chosen: What it was made with.
-            first: Trace of the first step.
-        """
+        """Return the selection to try after a trace has failed; raise its error if none is left."""
         caches = new_caches(self.traces.mode, self.traces.caches)
         if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
             raise error

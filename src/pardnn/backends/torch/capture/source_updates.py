@@ -89,7 +89,7 @@ def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]
     """
     assert value.storage is not None
     live = source.get()
-    if _is_rebound(trace, value, live):
+    if _is_rebound(trace, source, value, live):
         call = kept_copy(trace.tracer, live)
         trace.effects.noted.append({"rebind": [source.name, {"kept": call.outputs[0]}]})
         return [call]
@@ -99,17 +99,19 @@ def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]
     return []
 
 
-def _is_rebound(trace: StepTrace, value: Value, live: Any) -> bool:
+def _is_rebound(trace: StepTrace, source: Source, value: Value, live: Any) -> bool:
     """Whether the step replaced an input by one of the same shape and dtype: a state.
 
     One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; the next
-    call with it would be another step.
+    call with it would be another step. What a group of an optimizer holds is always a state.
     """
     if not isinstance(live, torch.Tensor):
         return False
     new = trace.tracer.aliases.fresh_value(live)
     if new.storage is value.storage or new.geometry is None or value.geometry is None:
         return False
+    if ".param_groups." in f".{source.name}":
+        return True
     return (new.geometry[0], new.geometry[3]) == (value.geometry[0], value.geometry[3])
 
 

@@ -168,9 +168,12 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
         device: The device of the payload of a host scalar.
 
     Raises:
-        RankError: E604, if shape, type or strides of `value` are not those of the spec.
+        RankError: E604, if shape, type or strides of `value` are not those of the spec, or it is a
+            whole number of more than 64 bits.
     """
     if spec.is_scalar:
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise _too_large(spec, value)
         return torch.tensor([value], dtype=spec.torch_dtype, device=device)
     if value.shape != spec.shape or value.dtype != spec.torch_dtype:
         made = f"{value.dtype} {list(value.shape)}; captured: {spec.dtype} {list(spec.shape)}"
@@ -185,6 +188,17 @@ def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
     return RankError(
         f"op {shown(spec.producer)} made {shown(spec.tensor)} as {made}.\n"
         f"{why}; capture the step again, with the torch and on the kind of device that runs it.",
+        code="E604",
+        details={"op": spec.producer, "tensor": spec.tensor},
+    )
+
+
+def _too_large(spec: MessageSpec, value: int) -> RankError:
+    return RankError(
+        f"the whole number {shown(spec.tensor)} has {value.bit_length()} bits, and ranks send each "
+        "other at most 64.\nThe step counts with it, and several ranks read it. Count outside of "
+        "the step, where the step only\nreads the number: in an attribute or an argument that you "
+        "set between two calls.",
         code="E604",
         details={"op": spec.producer, "tensor": spec.tensor},
     )

@@ -77,6 +77,12 @@ _IN_FORMAT_OF = {
     "aten::reflection_pad3d_backward": 1, "aten::replication_pad2d_backward": 1,
     "aten::replication_pad3d": 0, "aten::replication_pad3d_backward": 1,
 }  # fmt: skip
+#: Real kernels give their result the type of this argument, fake ones that of all of them together.
+_OF_TYPE_OF = {
+    torch.ops.aten.huber_loss.default: 0, torch.ops.aten.mse_loss_backward.default: 1,
+    torch.ops.aten.normal.Tensor_Tensor: 0, torch.ops.aten.smooth_l1_loss_backward.default: 1,
+    torch.ops.aten.soft_margin_loss.default: 0, torch.ops.aten.soft_margin_loss_backward.default: 1,
+}  # fmt: skip
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
 
@@ -225,6 +231,8 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
         return torch.empty_like(torch.ops.aten.mul.Tensor(*args[:2]), dtype=result.dtype)
     if op is torch.ops.aten.pow.Scalar:
         return _contiguous(result)
+    if (typed := _OF_TYPE_OF.get(op)) is not None and result.dtype != args[typed].dtype:
+        return torch.empty_like(result, dtype=args[typed].dtype)
     given = _IN_FORMAT_OF.get(name)
     if given is None or not args[given].is_cpu:
         return result

@@ -375,7 +375,8 @@ class Binding:
     def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """Write the step's results into the user's objects; return by name those it returns.
 
-        Call it after each step. Containers of the batch get tensors that it put into them.
+        Call it after each step. Containers of the batch and groups of
+        optimizers get tensors that it put into them.
 
         Args:
             effects: `Executor.effects`.
@@ -384,7 +385,9 @@ class Binding:
         if effects or self._host.writes:
             given = zip(self._batch, self._given if self._host.puts(effects) else (), strict=False)
             objects = [walk_value(arg, self._names[index]) for index, arg in given]
-            rebind(effects, objects)
+            for name, tensor in rebind(effects, objects).items():
+                if not self._is_of_batch(name):
+                    self.sources[name].set(tensor)
             held = self._host.write(effects, objects)
         self._given, self._has_run = (), True
         return held

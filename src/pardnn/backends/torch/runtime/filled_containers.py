@@ -113,17 +113,23 @@ def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) ->
         getattr(container, method)(*map(value_of, args))
 
 
-def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -> None:
+def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -> dict[str, Any]:
     """Put the tensors of the step into containers of the batch.
 
     Args:
         effects: The effects of the step.
         batch: What the arguments hold.
+
+    Returns:
+        Tensors for other places, by name.
     """
     rebound = dict(effect["rebind"] for effect in effects if "rebind" in effect)
+    found: set[str] = set()
     for entry in (entry for objects in batch for entry in objects.tensors):
         if entry.name in rebound and entry.slot is not None:
             entry.slot.set(rebound[entry.name])
+            found.add(entry.name)
+    return {name: tensor for name, tensor in rebound.items() if name not in found}
 
 
 def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> Assigned:

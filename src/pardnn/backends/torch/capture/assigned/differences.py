@@ -161,15 +161,18 @@ def _without_installed_hooks(
 
 
 def _is_tensor_beside(name: str, change: Changed, groups: Collection[int]) -> bool:
-    """Whether a tensor was put into a new attribute of an optimizer, where it is no state.
+    """Whether an optimizer got a tensor where it is no state: in a new attribute, or in a group.
 
     Raises:
-        UnsupportedError: E804, if it was put under a new key of a group.
+        UnsupportedError: E804, if it was put under a new key of a group, or in a number's place.
     """
     assert change.slot is not None
     is_made = change.is_new and isinstance(change.now, torch.Tensor)
-    if is_made and id(change.slot.holder) in groups:
-        raise changed_state([name])
+    if id(change.slot.holder) in groups:
+        are_tensors = isinstance(change.then, torch.Tensor), isinstance(change.now, torch.Tensor)
+        if are_tensors == (False, True) and (is_made or change.then is not None):
+            raise changed_state([name])
+        return any(are_tensors) and not all(are_tensors)
     return is_made and isinstance(change.slot.holder, torch.optim.Optimizer)
 
 

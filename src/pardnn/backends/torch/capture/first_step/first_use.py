@@ -33,6 +33,7 @@ from pardnn.backends.torch.capture.constant_folding import (
     record_again,
 )
 from pardnn.backends.torch.capture.first_step.initial_state import initial_values
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_numbers
 from pardnn.backends.torch.capture.same_calls import comparable
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -198,9 +199,16 @@ def created_tensors(
         objects: The object graph after it.
         batch: Indices of the arguments that are the batch.
         before: The sources that existed before.
+
+    Raises:
+        UnsupportedError: E804, if it put tensors into containers in the groups of an optimizer.
     """
     existing, found = {source.name for source in before}, sources_of(objects, batch)
     created = [source for source in found if source.name not in existing]
+    given = [s for s in created if s.kind == "input" and isinstance(s.get(), torch.Tensor)]
+    groups = [s.name for s in given if ".param_groups." in f".{s.name}"]
+    if lost := [name for name in groups if name not in first.assigned]:
+        raise changed_state(lost)
     gradients = held_gradients(found)
     live = {source.name: source.get() for source in (*found, *gradients)}
     tensors = {name: each for name, each in live.items() if isinstance(each, torch.Tensor)}

@@ -65,6 +65,8 @@ def initial_values(
             found = None if reason else MOMENTUM_INITIAL
         if source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
+        if source.kind == "state" and source.parameter is None and len(source.slots) > 1:
+            found, reason = None, "is in several places of the optimizer's state"
         if any(slot.path or id(slot.holder) in within for slot in source.slots):
             found, reason = None, IN_A_CONTAINER
         if found is None:

@@ -103,7 +103,8 @@ def _is_reached(source: Source, objects: ObjectGraph) -> bool:
     optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
     states = {id(state) for each in optimizers for state in _states(each).values()}
     places = (slot.holder for slot in source.slots if not slot.path)
-    return source.kind == "state" and any(id(holder) in states for holder in places)
+    is_one = source.kind == "state" and len(source.slots) == 1
+    return is_one and any(id(holder) in states for holder in places)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:

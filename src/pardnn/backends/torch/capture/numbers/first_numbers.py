@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,16 @@ class Numbers:
         known = names & self.before.keys() & self.after.keys()
         return frozenset(n for n in known if same_number(self.before[n], self.after[n]))
 
+    def replaced(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """Return the values before the first step of numbers that it changes, by name.
+
+        Args:
+            without: Names to leave out.
+        """
+        known = sorted((self.before.keys() & self.after.keys()) - {*without})
+        before, after = self.before, self.after
+        return {n: before[n] for n in known if not same_number(before[n], after[n])}
+
 
 def numbers_around(
     before: tuple[ObjectGraph, Mapping[int, str]], after: tuple[ObjectGraph, Mapping[int, str]],
@@ -69,6 +79,12 @@ def numbers_around(
         frozenset(values_by_name(within, after[1]).keys() - numbers.keys()),
         {name: text for name, text in now.items() if name not in then},
     )
+
+
+def guesses_of(left: Any, then: Any) -> list[Any]:
+    """Return values from which one step may make `left`, and the next one `then`."""
+    guesses = [left - (then - left), type(left)(0), type(left)(1), 0, 1, left]
+    return guesses if not isinstance(left, float) or not then else [*guesses, left * left / then]
 
 
 def containers_in_states(objects: ObjectGraph) -> set[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
-from pardnn.backends.torch.capture.numbers.first_numbers import Numbers
+from pardnn.backends.torch.capture.numbers.first_numbers import Numbers, guesses_of
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.numbers.schedules import schedule_numbers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, number_without_name
@@ -145,6 +145,20 @@ def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
     return replace(chosen, frozen=chosen.frozen | fixed) if fixed else None
 
 
+def restarted(chosen: Selection, numbers: Numbers) -> Selection | None:
+    """Return the selection in which numbers start from before the first step; None if all do.
+
+    An example is `if n > self.n: self.n, self.table = n, build(n)`: the table is put back as well.
+    """
+    reset = numbers.replaced(chosen.held)
+    return _started(chosen, reset) if reset else None
+
+
+def _started(chosen: Selection, start: Mapping[str, Any]) -> Selection:
+    """Return the selection in which more numbers are symbols, with their first values."""
+    return replace(chosen, held=chosen.held | start.keys(), start={**chosen.start, **start})
+
+
 def reconsidered(
     chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
 ) -> Selection | None:
@@ -177,9 +191,8 @@ def _other(
     needed = _needed_ints(trace) - chosen.held
     if needed:
         return replace(chosen, frozen=chosen.frozen | needed)
-    reset = _reset_numbers(chosen, trace, numbers)
-    if reset:
-        return replace(chosen, held=chosen.held | reset.keys(), start={**chosen.start, **reset})
+    if reset := _reset_numbers(chosen, trace, numbers):
+        return _started(chosen, reset)
     written = written_numbers(trace, chosen)
     changed = {name: each for name, each in written.items() if not is_filled(each)}
     others = [name for name in changed if name not in trace.sources]
@@ -210,16 +223,9 @@ def _other(
 def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dict[str, Any]:
     """Return the first values of numbers that the first step sets and this one does not.
 
-    `self.total = 0.0` changes nothing in a trace that starts from what the first step left. Such a
-    number is a symbol that starts from its value before the first step.
+    `self.total = 0.0` changes nothing in a trace that starts from what the first step left.
     """
-    before, after = numbers.before, numbers.after
-    known = (before.keys() & after.keys()) - trace.changed.keys() - trace.sources.keys()
-    return {
-        name: before[name]
-        for name in sorted(known - chosen.held)
-        if not same_number(before[name], after[name])
-    }
+    return numbers.replaced({*trace.changed, *trace.sources, *chosen.held})
 
 
 def check_constants(one: StepTrace, other: StepTrace) -> None:
@@ -329,7 +335,7 @@ def _first_values(
     known = {name: hints[trace.values[name]] for name in program.inputs} | start
     if any(_hint(changed[name]) is None for name in created):
         raise changed_state(created)
-    guesses = {name: _guesses(numbers.after[name], _hint(changed[name])) for name in created}
+    guesses = {name: guesses_of(numbers.after[name], _hint(changed[name])) for name in created}
     found = {name: guess[0] for name, guess in guesses.items() if name in known}
 
     def is_right(name: str) -> bool:
@@ -346,12 +352,6 @@ def _first_values(
     if any(not is_right(name) for name in wrong):
         raise first_step_differs(wrong)
     return {name: found.get(name, numbers.after[name]) for name in created}
-
-
-def _guesses(left: Any, then: Any) -> list[Any]:
-    """Return values from which one step may make `left`, and the next one `then`."""
-    guesses = [left - (then - left), type(left)(0), type(left)(1), 0, 1, left]
-    return guesses if not isinstance(left, float) or not then else [*guesses, left * left / then]
 
 
 def _check_keys(trace: StepTrace, created: Iterable[str]) -> None:

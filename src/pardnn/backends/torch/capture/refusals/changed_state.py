@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pardnn.backends.torch.capture.numbers.texts import marks_in
@@ -9,13 +10,22 @@ from pardnn.backends.torch.capture.refusals.unsupported import at, error_at, tex
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, printable, shown
 
+#: A key of this many digits is the address of an object.
+_ADDRESS = re.compile(r"\.\d{12,}")
+
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
     """Return E804: Python state that differs after the step."""
+    names, given = [_ADDRESS.sub("[an id]", name) for name in names], names
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     advice = "Move it out of the step: collect and compare what it returns, after it has returned."
-    if ".param_groups." in f".{first}":  # as in D-Adaptation
+    if names != given:  # as in Magma
+        advice = (
+            "A key that is the id of a tensor is another one in each run. What an optimizer keeps\n"
+            "for a parameter is followed in its own state: self.state[p][name] = tensor."
+        )
+    elif ".param_groups." in f".{first}":  # as in D-Adaptation
         advice = "What an optimizer makes at its first step is there after one step of your own."
         if first.endswith(".params"):
             advice = (
@@ -261,9 +271,7 @@ def raises_again(error: UserCodeError, locator: Locator | None) -> PardnnError:
         "the step runs once, but raises when capture runs it again from the same state.\n"
         f"{type(raised).__name__}{at(where)}: {said:.300}\n"
         "Either later calls read what only the first one makes from its data: run one step of\n"
-        "your own first. Or a number says how long a table is (if n > self.n, rotary caches):\n"
-        "ask the table itself, if self.cos is None or n > len(self.cos). Or the step changes what\n"
-        "cannot be undone, such as the groups of an optimizer: do that between two calls, for\n"
-        "instance optimizer.add_param_group(...).",
+        "your own first. Or the step changes what cannot be undone, such as the groups of an\n"
+        "optimizer: do that between two calls, for instance optimizer.add_param_group(...).",
         "E804",
     )
