@@ -22,6 +22,7 @@ from pardnn.planner.microbatches.best import Best, TooManyPiecesError
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.planner.submesh import decide as submesh
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from testbed.small_graphs import small_case
@@ -282,6 +283,35 @@ def test_simple_rules_are_not_tried_of_many_ops_in_pieces_beside_a_known_plan(
     expected = names if is_tried else ("pardnn", "m-etf")
     assert suitable.suitable_for(problem, names) == expected
     assert suitable.suitable_for(problem, ("single",)) == ("single",)
+
+
+@pytest.mark.parametrize(
+    ("memory", "first", "is_tried"),
+    [(1 << 40, 9.0, False), (1 << 40, 7.9, True), (1 << 40, None, False), (None, 9.0, True)],
+)
+def test_lists_are_tried_under_a_limit_if_what_is_before_them_comes_near(
+    memory: int | None, first: float | None, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = small_case(0, seed=0)
+    problem = Problem(graph, Cluster.uniform(4, memory=memory), graph_costs(graph), below=8.0)
+    problem = dataclasses.replace(problem, cut=problem.step)
+    asked = list[str]()
+
+    def decide(_: Problem, name: str, **__: Any) -> Outcome:
+        asked.append(name)
+        if name == "pardnn" and first is None:
+            raise InfeasibleError("no room")
+        seconds = first if name == "pardnn" and first is not None else 20.0
+        return Outcome(name, None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(suitable, "FEW_OPS", 0)
+    monkeypatch.setattr(portfolio, "decide", decide)
+    portfolio._tried(problem, ("pardnn", "heft", "m-topo", "1f1b"))
+    lists = ["heft", "m-topo"] if is_tried else []
+    assert asked == ["pardnn", *lists, "1f1b"]
+    asked.clear()
+    portfolio._tried(problem, ("heft",))  # asked for
+    assert asked == ["heft"]
 
 
 def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
