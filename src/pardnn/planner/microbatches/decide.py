@@ -82,28 +82,57 @@ def _best(
         if algorithms:
             found.try_(lambda: decide(only_below(problem, below), algorithms))
 
+    def place_whole() -> None:
+        near = _may_be_below(problem, names, min(found.seconds, staged.seconds))
+        in_whole([name for name in near if name not in SHARDED], far(problem.graph))
+
     count = 1
     if OWNERS in others:
         owned, count = best_owned(problem, lambda number: _owned(problem, number, decide))
         found.take(owned)
     rows = found.seconds
     first = 2 if quick == others else max(2, 1 << problem.cluster.num_devices.bit_length() >> 3)
-    with _until_no_batch():
-        tried(first)
-    whole = _may_be_below(problem, names, min(rows, staged.seconds))
-    in_whole([name for name in whole if name not in SHARDED], far(problem.graph))
-    number = _best_number(staged, tried, first)
+    number = _stages_and_whole(staged, rows, first, tried, place_whole)
     count = number if staged.seconds < rows else count
     if quick != others:
         _polish(problem, staged, found.seconds)
     found.take(staged)
-    in_whole([name for name in whole if name in SHARDED])
+    in_whole([name for name in names if name in SHARDED])
     if others and quick != others:
         with _until_no_batch():
             _others(found, count, lambda number, below: in_pieces(number, others, below))
             if FIRST in others:
                 _more_pieces(problem, found, count, decide)
     return found.best()
+
+
+def _stages_and_whole(
+    staged: Best,
+    rows: float,
+    first: int,
+    tried: Callable[[int], bool],
+    place_whole: Callable[[], None],
+) -> int:
+    """Try stages, and place the whole batch once something bounds that; return the best number.
+
+    Where neither rows nor the first stages fit, stages with more pieces may.
+
+    Args:
+        staged: Takes the stages.
+        rows: Seconds of the best rows; infinite if none fits.
+        first: Pieces of the first stages.
+        tried: Tries stages with a number of pieces.
+        place_whole: Places the whole batch.
+    """
+    with _until_no_batch():
+        tried(first)
+    is_bounded = math.isfinite(min(rows, staged.seconds))
+    if is_bounded:
+        place_whole()
+    number = _best_number(staged, tried, first)
+    if not is_bounded:
+        place_whole()
+    return number
 
 
 def _more_pieces(problem: Problem, found: Best, count: int, decide: Decide) -> None:
