@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -14,13 +15,16 @@ import pytest
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.planner.microbatches import below as bounded
 from pardnn.planner.microbatches import decide as microbatched
-from pardnn.planner.microbatches.best import Best
+from pardnn.planner.microbatches import suitable
+from pardnn.planner.microbatches.best import Best, TooManyPiecesError
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.search import portfolio
 from pardnn.planner.submesh import decide as submesh
-from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from testbed.small_graphs import small_case
 
 #: Seconds of a step in so many pieces: in stages, and by other algorithms.
@@ -59,7 +63,7 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
             return outcome(names[0], STAGED[count])
         asked.append(count)
         if (seconds := others[count]) is None:
-            raise microbatched.TooManyPiecesError("")
+            raise TooManyPiecesError("")
         return outcome(names[0], seconds)
 
     monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
@@ -141,7 +145,7 @@ def test_cuts_of_the_whole_batch_are_bounded_by_what_is_quick(
     order = [each for each, _ in itertools.groupby(each for each, _ in asked)]
     assert order[:4] == [stages, placing, stages, cuts]
     below = {names[0]: below for names, below in reversed(asked)}
-    assert below["pardnn"] == microbatched.FAR * STAGED[2]
+    assert below["pardnn"] == bounded.FAR * STAGED[2]
     assert below["tofu"] == min(STAGED.values())
     assert (found.algorithm, found.makespan_s) == ("tofu", 4.0)
 
@@ -227,7 +231,7 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
     cut = "problem_in_pieces"
-    monkeypatch.setattr(microbatched, cut, lambda _, count, __: (None, inner[count]))
+    monkeypatch.setattr(bounded, cut, lambda _, count, __: (None, inner[count]))
     monkeypatch.setattr(microbatched, "in_stages", ordered)
     monkeypatch.setattr(microbatched, "completed", lambda _, __, ___, outcome: outcome)
     seconds = 1.01 * lower_bound_seconds(graph.arrays, problem.machine)
@@ -238,6 +242,98 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
     )
     assert looked == [(2, math.inf), (4, seconds)]
     assert found.makespan_s == min(seconds, 1.0)
+
+
+def test_what_stages_have_too_much_work_for_is_not_cut_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(microbatches="auto"))
+    work = work_seconds(problem.machine)
+    asked = list[int | None]()
+
+    def cut(_: Problem, count: int, accumulators: int | None) -> Any:
+        asked.append(accumulators)
+        return None, problem
+
+    monkeypatch.setattr(bounded, "problem_in_pieces", cut)
+    for below, accumulators in ((9 * work, None), (9 * work, 1), (1.01 * work, None), (work, None)):
+        with contextlib.suppress(InfeasibleError):
+            bounded.cut_below(problem, 4, accumulators, below)
+    assert asked == [None, 1, None]
+    with pytest.raises(TooManyPiecesError):
+        bounded.cut_below(problem.without_limits(), 4, None, work)
+    assert asked == [None, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("below", "few", "is_cut", "is_tried"),
+    [(9.0, 0, True, False), (math.inf, 0, True, True), (9.0, 5_000, True, True),
+     (9.0, 0, False, True)],
+)  # fmt: skip
+def test_simple_rules_are_not_tried_of_many_ops_in_pieces_beside_a_known_plan(
+    below: float, few: int, is_cut: bool, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), below=below)
+    if is_cut:
+        problem = dataclasses.replace(problem, cut=problem.step)
+    monkeypatch.setattr(suitable, "FEW_OPS", few)
+    names = ("pardnn", "single", "round-robin", "m-etf", "contiguous", "layer-round-robin")
+    expected = names if is_tried else ("pardnn", "m-etf")
+    assert suitable.suitable_for(problem, names) == expected
+    assert suitable.suitable_for(problem, ("single",)) == ("single",)
+
+
+@pytest.mark.parametrize(
+    ("memory", "first", "is_tried"),
+    [(1 << 40, 9.0, False), (1 << 40, 7.9, True), (1 << 40, None, False), (None, 9.0, True)],
+)
+def test_lists_are_tried_under_a_limit_if_what_is_before_them_comes_near(
+    memory: int | None, first: float | None, is_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = small_case(0, seed=0)
+    problem = Problem(graph, Cluster.uniform(4, memory=memory), graph_costs(graph), below=8.0)
+    problem = dataclasses.replace(problem, cut=problem.step)
+    asked = list[str]()
+
+    def decide(_: Problem, name: str, **__: Any) -> Outcome:
+        asked.append(name)
+        if name == "pardnn" and first is None:
+            raise InfeasibleError("no room")
+        seconds = first if name == "pardnn" and first is not None else 20.0
+        return Outcome(name, None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(suitable, "FEW_OPS", 0)
+    monkeypatch.setattr(portfolio, "decide", decide)
+    portfolio._tried(problem, ("pardnn", "heft", "m-topo", "1f1b"))
+    lists = ["heft", "m-topo"] if is_tried else []
+    assert asked == ["pardnn", *lists, "1f1b"]
+    asked.clear()
+    portfolio._tried(problem, ("heft",))  # asked for
+    assert asked == ["heft"]
+
+
+def test_the_whole_batch_is_placed_after_stages_of_more_pieces_where_few_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A U-Net at its least limit: placements that nothing bounded took a fifth of the time."""
+    asked = list[tuple[bool, float]]()
+
+    def whole(problem: Problem, names: Sequence[str]) -> Outcome:
+        asked.append(("tofu" in names, problem.below))
+        return Outcome("", None, 0, 10.0, 0, 0.0)  # type: ignore[arg-type]
+
+    def in_pieces(problem: Any, count: int, *_: Any, **__: Any) -> Outcome:
+        if count < 4:
+            raise InfeasibleError("no room")
+        return Outcome("", None, 0, 9.0, 0, 0.0)  # type: ignore[arg-type]
+
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(microbatches="auto"))
+    monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
+    microbatched.decide_microbatched(problem, ["pardnn", microbatched.STAGES, "tofu"], whole)
+    assert asked == [(False, bounded.FAR * 9.0), (True, 9.0)]
 
 
 def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
@@ -257,7 +353,7 @@ def test_placements_of_the_whole_batch_may_be_slower_before_local_search(
     monkeypatch.setattr(microbatched, "_in_pieces", lambda *_, **__: whole(problem, ["pardnn"]))
     names = ["pardnn", "owners", microbatched.STAGES, "tofu"]
     microbatched.decide_microbatched(problem, names, whole)
-    assert asked[1] == (False, microbatched.FAR * 9.0)
+    assert asked[1] == (False, bounded.FAR * 9.0)
     assert (True, 9.0) in asked
 
 
@@ -275,11 +371,11 @@ def test_local_search_starts_from_schedules_that_cannot_be_fast_enough_themselve
         asked.append((cut.below, "1f1b" in names))
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(microbatched, "FEW_OPS", few)
-    monkeypatch.setattr(microbatched, "problem_in_pieces", lambda *_: (None, problem))
+    monkeypatch.setattr(bounded, "FEW_OPS", few)
+    monkeypatch.setattr(bounded, "problem_in_pieces", lambda *_: (None, problem))
     monkeypatch.setattr(microbatched, "completed", lambda *all_: all_[-1])
     microbatched._in_pieces(problem, 4, ["pardnn"], decide, below=below)
-    times = microbatched.FAR if few else microbatched.FAR_OF_LARGE
+    times = bounded.FAR if few else bounded.FAR_OF_LARGE
     assert asked == [(times * below, True)]
 
 

@@ -81,3 +81,25 @@ def op_seconds(op: Op, tensors: Mapping[str, Tensor], model: DeviceModel) -> flo
         return 0.0
     work = work_of(call_of(op, tensors))
     return HOST_SECONDS if work is None else work_seconds(work, model)
+
+
+def least_share(op: Op, tensors: Mapping[str, Tensor], model: DeviceModel, devices: int) -> float:
+    """Return the least part of an op's seconds that each of several devices takes, if all share it.
+
+    However the op is cut: each makes a call, and together they read and write no less than one.
+
+    Args:
+        op: An op.
+        tensors: Those of its graph, by name.
+        model: The device.
+        devices: How many share the op.
+    """
+    if is_free(op) or is_view(op):
+        return 0.0
+    work = work_of(call_of(op, tensors))
+    if work is None:
+        return 1.0
+    part = work._replace(
+        flop=work.flop / devices, depth=work.depth / devices, bytes=work.bytes / devices
+    )
+    return work_seconds(part, model) / work_seconds(work, model)

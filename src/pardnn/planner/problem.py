@@ -26,6 +26,7 @@ from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.search.log import SearchLog
+from pardnn.planner.sharded.sharding_seconds import least_computing
 from pardnn.planner.start.earlier import layouts_before, places_before
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.sharding import FixedLayouts
@@ -95,6 +96,16 @@ class Problem:
         return {}
 
     @functools.cached_property
+    def work_in_pieces(self) -> dict[int, float]:
+        """Seconds of the work of all devices, by number of pieces: cached by who cuts the batch."""
+        return {}
+
+    @functools.cached_property
+    def least_cut_s(self) -> float:
+        """Seconds for which each device computes at least where every op is cut over all."""
+        return least_computing(self.graph, self.cluster, self.costs)
+
+    @functools.cached_property
     def fixed(self) -> FixedLayouts | None:
         """Fixed layouts: of state that is cut, of the start plan, and of constraints.
 
@@ -134,7 +145,8 @@ class Problem:
         free = dataclasses.replace(
             self, cluster=cluster, log=SearchLog(self.log.watch, beside=self.log)
         )
-        vars(free)["in_pieces"] = self.in_pieces  # cuts of the batch know no limits
+        for known in ("in_pieces", "work_in_pieces"):  # cuts of the batch know no limits
+            vars(free)[known] = getattr(self, known)
         return free
 
     def with_options(self, **changed: Any) -> Problem:

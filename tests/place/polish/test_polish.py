@@ -339,9 +339,9 @@ def test_the_best_of_two_starts() -> None:
     [
         (math.inf, [9, 9, 18, 18], 80, False),
         (math.inf, [9, 9, 18], 80, True),  # both became the same plan
-        (math.inf, [9, 9, 18], 79, True),
-        (math.inf, [9, 9], 79, False),
-        (0.92, [9, 9, 18], 79, True),
+        (math.inf, [9, 18], 79, True),  # the second is far above what the first became
+        (math.inf, [9], 79, False),
+        (0.92, [9, 18], 79, True),
         (0.9, [9, 9], 80, False),
     ],
 )

@@ -1,17 +1,22 @@
 """The estimate of a sharding: computing as of its partitioned graph, messages counted by hand."""
 
 import dataclasses
+import unittest.mock
 
 import numpy as np
 import pytest
 
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
+from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.plan.mesh import Layout, make_mesh
 from pardnn.plan.plan import planned_graph
+from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import scaled_costs
-from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import decide
+from pardnn.planner.sharded.sharding_seconds import least_computing, sharding_seconds
 from pardnn.shard.search.objective_seconds import exchange_seconds
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
@@ -40,6 +45,35 @@ def test_computing_is_that_of_the_slowest_device(size, costs):
         if not op.kind.startswith("pardnn."):
             busy[plan.placement[op.name]] += each
     assert estimated(graph, legal, costs=costs).computing == pytest.approx(busy.max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["tofu", "equal-chop", "zero-3", "spartan"])
+@pytest.mark.parametrize(("size", "costs"), [(2, "a100"), (8, "h100"), (4, "k80"), (2, "cpu")])
+def test_no_cut_computes_for_less_than_its_bound(algorithm, size, costs):
+    graph, cluster = mlp(2048, 512, 1024, 512), Cluster.uniform(size)
+    legal = legalize(graph, SHARDED[algorithm](graph, cluster))
+    least = least_computing(graph, cluster, preset_costs(graph, costs))
+    computing = estimated(graph, legal, costs=costs).computing
+    assert 0.3 * computing < least <= computing * (1 + 1e-12)
+
+
+def test_unlike_devices_and_other_costs_have_no_such_bound():
+    graph = mlp(64, 32, 32, 16)
+    devices = (Device(name="a"), Device(name="b", speed=2.0))
+    unlike = Cluster(devices=devices, links=(Link(source="a", target="b", bandwidth=1e9),))
+    costs = preset_costs(graph, "a100")
+    assert least_computing(graph, unlike, costs) == 0
+    measured = dataclasses.replace(costs, source="measured", timed_on="a100")
+    assert least_computing(graph, Cluster.uniform(2), measured) == 0
+
+
+@pytest.mark.parametrize("times", [1.0, 1.1])
+def test_no_cut_is_searched_for_that_cannot_be_faster_than_a_known_plan(times, monkeypatch):
+    graph, cluster = mlp(64, 32, 32, 16), Cluster.uniform(2)
+    problem = Problem(graph, cluster, preset_costs(graph, "a100"))
+    monkeypatch.setattr(decide, "fitting_plans", unittest.mock.Mock(side_effect=AssertionError))
+    with pytest.raises(InfeasibleError if times == 1 else AssertionError):
+        decide.decide_sharded(problem, "tofu", unless_above=times * problem.least_cut_s)
 
 
 @pytest.mark.parametrize("timed_on", ["cpu", "k80"])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import unittest.mock
 from typing import Any
 
 import pytest
@@ -29,10 +30,14 @@ from pardnn.plan.state_in_place import StateInPlace
 from pardnn.plan.state_layout import state_layout
 from pardnn.planner.check_cut import check_cut, cut_problems
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.planner.submesh.columns import columns_of
+from pardnn.planner.search.portfolio import decide_best
+from pardnn.planner.submesh import columns, decide
+from pardnn.planner.submesh.columns import columns_of, estimated_columns
+from pardnn.planner.submesh.decide import Mix
 from pardnn.planner.submesh.near import decide_mixed_near
 from pardnn.planner.submesh.spread import cut_of_submesh
 from pardnn.planner.submesh.submeshes import part_of, submesh_sizes
@@ -198,6 +203,33 @@ def test_a_column_is_what_the_slowest_position_does() -> None:
             assert own.bytes == max(sizes)
     assert column.cluster.num_devices == 2
     assert column.cluster.arrays.bandwidth[0, 1] == 2e9
+
+
+@pytest.mark.parametrize(("cut", "times"), [("tofu", 1.0), ("megatron", 1.0), ("tofu", 1.4)])
+def test_a_mixed_plan_is_given_up_before_its_partition(
+    cut: str, times: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its columns compute for as long as a known plan takes, by a bound or a low estimate."""
+    cluster = islands(2, 2)
+    problem = Problem(graph(), cluster, preset_costs(graph(), "v100"), PlanOptions(reserve=0.0))
+    pieces, within = problem_in_pieces(problem, 2, 1)
+    sharding = cut_of_submesh(problem, within, cut, 2)
+    inside = dataclasses.replace(within, cluster=part_of(cluster, range(2)))
+    column = columns_of(problem, within, sharding).column
+    seconds = float(column.costs.on("accelerator").sum())
+    estimated = estimated_columns(inside, sharding)
+    assert inside.least_cut_s <= estimated <= seconds
+    partition = unittest.mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(columns, "partition_for_submeshes", partition)
+    below = times * estimated / 2
+    with pytest.raises(TooManyPiecesError if times == 1 else AssertionError):
+        decide._mixed(problem, Mix(cut, "pardnn", 2, 2), lambda _: (pieces, within), decide_best,
+                      below)  # fmt: skip
+    search = unittest.mock.Mock(side_effect=AssertionError)
+    monkeypatch.setattr(decide, "cut_of_submesh", search)
+    with pytest.raises(TooManyPiecesError):
+        decide._mixed(problem, Mix(cut, "pardnn", 2, 2), lambda _: (pieces, within), decide_best,
+                      inside.least_cut_s / 2)  # fmt: skip
 
 
 def test_submeshes_are_alike() -> None:

@@ -33,6 +33,8 @@ from pardnn.place.polish.neighbourhood import State, Task, fill_kernel
 MOST_TRIED = 64
 #: Passes over the components of a level, at most; one that changes nothing is the last.
 PASSES = 3
+#: By how much more than a limit a bound has to be: it is a sum in another order.
+ROUNDING = 1e-9
 #: Thresholds grow by this factor from one level to the next.
 STEP = 4.0
 
@@ -167,16 +169,25 @@ def _simulated(
     is_serial: bool,
     arrived: Float64[ndarray, "n k"],
     free: Float64[ndarray, "k k"],
+    rest: Float64[ndarray, " n"],
     limit: float,
 ) -> float:
     """Return the makespan along the order, or any time from a limit on.
+
+    It ends once what is left of a device's ops, or of a path (`rest`), is sure to exceed the limit.
 
     The results of an op leave for each device as one message of its largest tensor; if links are
     serial, one after the other as ops end.
     """
     s.last[:] = -1
     free[:] = 0.0
+    s.ready[:] = -1.0
     end = 0.0
+    for d in range(len(s.follow)):
+        s.follow[d] = t.after[d]
+    for op in s.order:
+        s.follow[s.place[op]] += t.seconds[t.device_class[s.place[op]], op]
+    most = limit * (1 + ROUNDING)
     for op in s.order:
         d = s.place[op]
         begin = s.finish[s.last[d]] if s.last[d] >= 0 else t.begin[d]
@@ -184,19 +195,23 @@ def _simulated(
             near = t.in_op[edge]
             begin = max(begin, s.finish[near] if s.place[near] == d else arrived[near, d])
         s.last[d] = op
+        if begin + s.follow[d] >= most:
+            return most
+        s.follow[d] -= t.seconds[t.device_class[d], op]
         s.finish[op] = begin + t.seconds[t.device_class[d], op]
         end = max(end, s.finish[op] + t.after[d])
-        if end >= limit:
-            break
-        s.ready[:] = -1.0
+        if end >= limit or s.finish[op] + rest[op] >= most:
+            return max(end, most)
         for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
             q = s.place[t.out_op[edge]]
             s.ready[q] = max(s.ready[q], t.out_bytes[edge])
-        for q in range(len(s.ready)):
+        for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+            q = s.place[t.out_op[edge]]
             if q != d and s.ready[q] >= 0:
                 leaves = max(s.finish[op], free[d, q]) if is_serial else s.finish[op]
                 free[d, q] = leaves + t.latency[d, q] + s.ready[q] / t.bandwidth[d, q]
                 arrived[op, q] = free[d, q]
+            s.ready[q] = -1.0
     return end
 
 
@@ -223,7 +238,13 @@ def refine_kernel(
     """
     n, k, work = len(s.order), len(s.last), 0
     arrived, free, old = np.empty((n, k)), np.empty((k, k)), np.empty(n, dtype=np.int64)
-    best = _simulated(t, s, is_serial, arrived, free, np.inf)
+    rest = np.zeros(n)
+    for turn in range(n - 1, -1, -1):
+        op = s.order[turn]
+        least = rest[op] + t.seconds[:, op].min()
+        for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+            rest[t.in_op[edge]] = max(rest[t.in_op[edge]], least)
+    best = _simulated(t, s, is_serial, arrived, free, rest, np.inf)
     for _ in range(PASSES):
         before = best
         for c in tried:
@@ -243,7 +264,7 @@ def refine_kernel(
                     continue
                 for i in range(size):
                     s.place[s.block[i]] = d
-                now = _simulated(t, s, is_serial, arrived, free, best * (1 - 1e-9))
+                now = _simulated(t, s, is_serial, arrived, free, rest, best * (1 - 1e-9))
                 work += n
                 if now < best * (1 - 1e-9):
                     best, where = now, d

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pardnn.errors import InfeasibleError, UsageError
-from pardnn.graph.ir import Graph
-from pardnn.place.polish.polish import FEW_OPS
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, SHARDED, is_polished
-from pardnn.planner.microbatches.best import MOST_OPS_IN_PIECES, Best, TooManyPiecesError
+from pardnn.planner.microbatches.below import check_may_be_below, cut_below, far, only_below
+from pardnn.planner.microbatches.best import MOST_OPS_IN_PIECES, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH, counts
 from pardnn.planner.microbatches.in_pieces import completed, polished_pieces, problem_in_pieces
 from pardnn.planner.microbatches.owned import OWNERS, best_owned, in_rows
@@ -22,20 +20,12 @@ from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.steering.constrained import obeyed
-from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 
 #: The algorithm that places layers in stages.
 STAGES = "modulo"
 #: What tells quickly whether a placement of more pieces may be faster.
 FIRST = "pardnn"
-#: Local search moves ops to other devices, so it may go below the bound of what it starts from: of
-#: a mixture of experts on 4 devices, from 1F1B's 18.0 ms to 13.4. Only what is farther off is left
-#: out.
-FAR = 1.6
-#: The same above `FEW_OPS`, where fitting and local search take seconds: of five models of 12
-#: layers on 16 devices no plan from farther off came below the best one known.
-FAR_OF_LARGE = 1.25
 #: What is tried if the whole batch was best.
 FEW_PIECES = 4
 
@@ -90,7 +80,11 @@ def _best(
     def in_whole(algorithms: Sequence[str], times: float = 1.0) -> None:
         below = times * min(found.seconds, staged.seconds)
         if algorithms:
-            found.try_(lambda: decide(_only_below(problem, below), algorithms))
+            found.try_(lambda: decide(only_below(problem, below), algorithms))
+
+    def place_whole() -> None:
+        near = _may_be_below(problem, names, min(found.seconds, staged.seconds))
+        in_whole([name for name in near if name not in SHARDED], far(problem.graph))
 
     count = 1
     if OWNERS in others:
@@ -98,22 +92,47 @@ def _best(
         found.take(owned)
     rows = found.seconds
     first = 2 if quick == others else max(2, 1 << problem.cluster.num_devices.bit_length() >> 3)
-    with _until_no_batch():
-        tried(first)
-    whole = _may_be_below(problem, names, min(rows, staged.seconds))
-    in_whole([name for name in whole if name not in SHARDED], _far(problem.graph))
-    number = _best_number(staged, tried, first)
+    number = _stages_and_whole(staged, rows, first, tried, place_whole)
     count = number if staged.seconds < rows else count
     if quick != others:
         _polish(problem, staged, found.seconds)
     found.take(staged)
-    in_whole([name for name in whole if name in SHARDED])
+    in_whole([name for name in names if name in SHARDED])
     if others and quick != others:
         with _until_no_batch():
             _others(found, count, lambda number, below: in_pieces(number, others, below))
             if FIRST in others:
                 _more_pieces(problem, found, count, decide)
     return found.best()
+
+
+def _stages_and_whole(
+    staged: Best,
+    rows: float,
+    first: int,
+    tried: Callable[[int], bool],
+    place_whole: Callable[[], None],
+) -> int:
+    """Try stages, and place the whole batch once something bounds that; return the best number.
+
+    Where neither rows nor the first stages fit, stages with more pieces may.
+
+    Args:
+        staged: Takes the stages.
+        rows: Seconds of the best rows; infinite if none fits.
+        first: Pieces of the first stages.
+        tried: Tries stages with a number of pieces.
+        place_whole: Places the whole batch.
+    """
+    with _until_no_batch():
+        tried(first)
+    is_bounded = math.isfinite(min(rows, staged.seconds))
+    if is_bounded:
+        place_whole()
+    number = _best_number(staged, tried, first)
+    if not is_bounded:
+        place_whole()
+    return number
 
 
 def _more_pieces(problem: Problem, found: Best, count: int, decide: Decide) -> None:
@@ -144,8 +163,7 @@ def _more_pieces(problem: Problem, found: Best, count: int, decide: Decide) -> N
 
 def _alone(problem: Problem, count: int, decide: Decide, below: float) -> Outcome:
     """Place the pieces of a batch by one algorithm, without local search."""
-    pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
-    _check_may_be_below(inner, below)
+    pieces, inner = cut_below(problem, count, _accumulators_before(problem), below)
     quick = inner.with_options(algorithm=FIRST)  # without `below`, far from which it ends early
     return completed(problem, inner, pieces, decide(quick, [FIRST]))
 
@@ -164,7 +182,7 @@ def _polish(problem: Problem, staged: Best, below: float) -> None:
     if outcome is None or outcome.sharded is None or not (is_plain and is_timed):
         return
     cut = outcome.sharded.graph
-    is_near = outcome.makespan_s < _far(cut) * below
+    is_near = outcome.makespan_s < far(cut) * below
     if is_near and is_polished(options.algorithm, len(cut.ops)):
         staged.try_(lambda: polished_pieces(problem, outcome))
 
@@ -282,9 +300,8 @@ def _fastest(problem: Problem, tries: Sequence[Callable[[], Outcome]]) -> Outcom
 
 def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outcome:
     """Cut the batch with one accumulator for each sum, and place layers in stages."""
-    pieces, inner = problem_in_pieces(problem, count, 1)
-    _check_may_be_below(inner, below)
-    inner = _only_below(inner, below)
+    pieces, inner = cut_below(problem, count, 1, below)
+    inner = only_below(inner, below)
     quick, recipes = inner.with_options(algorithm=STAGES), _recipes(problem, count)
     # Each is complete before the next: an interrupt takes the best that was kept.
     tries = [lambda: completed(problem, inner, pieces, in_stages(problem, inner))]
@@ -331,24 +348,10 @@ def _spread(
     problem: Problem, count: int, placing: Sequence[str], decide: Decide, below: float
 ) -> Outcome:
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
-    pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
-    _check_may_be_below(inner, below)
-    inner = _only_below(inner, _far(inner.graph) * below)
+    pieces, inner = cut_below(problem, count, _accumulators_before(problem), below)
+    inner = only_below(inner, far(inner.graph) * below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return completed(problem, inner, pieces, outcome)
-
-
-def _far(graph: Graph) -> float:
-    """Return how many times the best known seconds a plan may take to still be improved."""
-    return FAR if len(graph.ops) <= FEW_OPS else FAR_OF_LARGE
-
-
-def _only_below(problem: Problem, seconds: float) -> Problem:
-    """Return the problem of finding a faster plan; with second calls, slower ones lead there."""
-    options = problem.options
-    if options.recompute or options.offload or options.objective != "seconds":
-        return problem
-    return dataclasses.replace(problem, below=seconds)
 
 
 def _may_be_below(problem: Problem, names: Sequence[str], seconds: float) -> list[str]:
@@ -357,26 +360,10 @@ def _may_be_below(problem: Problem, names: Sequence[str], seconds: float) -> lis
     if not math.isfinite(seconds) or options.recompute or options.offload:
         return list(names)
     try:
-        _check_may_be_below(problem, seconds)
+        check_may_be_below(problem, seconds)
     except InfeasibleError:
         return [name for name in names if name in SHARDED]
     return list(names)
-
-
-def _check_may_be_below(inner: Problem, seconds: float) -> None:
-    """Raise if no plan of a cut graph can be faster than a known one.
-
-    Small calls keep a device less busy than one large call, so the more pieces there are, the
-    longer all devices compute, whatever the plan.
-    """
-    if inner.options.objective != "seconds" or not math.isfinite(seconds):
-        return
-    work = work_seconds(inner.machine)
-    bound = max(work, lower_bound_seconds(inner.graph.arrays, inner.machine))
-    if bound >= seconds:
-        why = f"no plan takes less than {bound:.4g} s"
-        inner.log.note("all", None, why)
-        raise TooManyPiecesError(why) if work >= seconds else InfeasibleError(why)
 
 
 def _accumulators_before(problem: Problem) -> int | None:

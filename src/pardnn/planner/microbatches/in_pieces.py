@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from pardnn.cost.costs import Costs
+from pardnn.gc_pause import collector_paused
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.place.recipes.pipeline import CutStep
@@ -25,6 +26,7 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of
 
 
+@collector_paused()
 def problem_in_pieces(
     problem: Problem, count: int, accumulators: int | None, *, totals: bool = False
 ) -> tuple[Pieces, Problem]:

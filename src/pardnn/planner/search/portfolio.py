@@ -35,7 +35,7 @@ from pardnn.planner.algorithms import (
     algorithms_to_try,
     is_polished,
 )
-from pardnn.planner.microbatches.suitable import suitable_for
+from pardnn.planner.microbatches.suitable import needs_a_near_one, suitable_for
 from pardnn.planner.outcome import Outcome, score, with_plan
 from pardnn.planner.problem import Problem
 from pardnn.planner.search.polished import polished
@@ -53,6 +53,7 @@ AT_BOUND = 1e-9
 NEAR_BOUND = 1e-4
 #: Why `Plan.tried` has no plan of an algorithm.
 CUT_OFF, NOT_TRIED = "cut off by the time limit", "not tried: the time limit had passed"
+FAR_OFF = "not tried: those before it came to far more than a known plan"
 
 
 def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> Outcome:
@@ -303,6 +304,9 @@ def _tried(
     for name in names:
         if best is not None and seconds_left() <= 0:
             problem.log.note(name, None, NOT_TRIED)
+            continue
+        if not placed and name != names[0] and needs_a_near_one(problem, name):
+            problem.log.note(name, None, FAR_OFF)
             continue
         try:
             problem.log.trying(name)

@@ -107,6 +107,9 @@ def decide_sharded(
     check_batch_is_read_only(problem.graph)  # before an estimate gives the cut up for its seconds
     started = time.perf_counter()
     unchecked = check_descriptions(problem.graph)
+    if unless_above is not None and problem.least_cut_s >= unless_above:
+        why = f"in any cut each device computes for {problem.least_cut_s:.4g} s"
+        raise InfeasibleError(why, details={"estimated_s": problem.least_cut_s})
     found = fitting_plans(problem, algorithm, unless_above=unless_above)
     is_timed = problem.options.is_timed
     best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)

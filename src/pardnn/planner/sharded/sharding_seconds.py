@@ -17,8 +17,8 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import device_model
-from pardnn.cost.roofline import op_seconds
+from pardnn.cost.presets import PRESET_NAMES, device_model
+from pardnn.cost.roofline import least_share, op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import PARTIAL
 from pardnn.shard.partition.call import call_of, fingerprint
@@ -107,6 +107,31 @@ def sharding_seconds(
                 fetched.add((names[number], regions))
                 sending += seconds
     return StepSeconds(computing, sending)
+
+
+def least_computing(graph: Graph, cluster: Cluster, costs: Costs) -> float:
+    """Return seconds for which each device computes at least, however all ops are cut over all.
+
+    0 where that is not known: unlike devices may have unlike shares, and costs that are not those
+    of one device model do not say what a part of an op takes.
+
+    Args:
+        graph: The graph.
+        cluster: All of its devices share each op.
+        costs: Of the graph's ops.
+    """
+    if (
+        costs.source not in PRESET_NAMES
+        or len({(each.type, each.speed) for each in cluster.devices}) > 1
+    ):
+        return 0.0
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    model, devices, first = device_model(costs.roofline), cluster.num_devices, cluster.devices[0]
+    seconds = costs.on(first.type, first.speed).tolist()
+    return sum(
+        whole * (least_share(op, tensors, model, devices) if is_call(op) else 1.0)
+        for op, whole in zip(graph.ops, seconds, strict=True)
+    )
 
 
 def _moved(

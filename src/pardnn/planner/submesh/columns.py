@@ -14,6 +14,7 @@ them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +23,15 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
+from pardnn.gc_pause import collector_paused
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.kept_state import state_of_columns
+from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.complete import OPTIMISM
+from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.planner.submesh.submeshes import part_of
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import PositionedOps, partition_for_submeshes
@@ -48,6 +53,34 @@ class Columns(NamedTuple):
     column: Problem
 
 
+def estimated_columns(inside: Problem, sharding: Sharding) -> float:
+    """Return the seconds of all columns by a low estimate, before anything is partitioned.
+
+    0 where there is none.
+
+    Args:
+        inside: The graph that is cut, on the devices of a submesh.
+        sharding: Of that graph; see `legalize`.
+    """
+    if sharding.mesh.shares or inside.costs.source == "graph":
+        return 0.0
+    found = sharding_seconds(inside.graph, sharding, inside.cluster, inside.costs)
+    estimated = OPTIMISM * sum(found)
+    return max(found.computing, estimated) if math.isfinite(estimated) else 0.0
+
+
+def check_computing(least: float, below: float) -> None:
+    """Raise if each device computes for at least as long as a known plan takes.
+
+    Args:
+        least: Seconds of each device.
+        below: Of the plan.
+    """
+    if least >= below:
+        raise TooManyPiecesError(f"each device computes for {least:.4g} s")
+
+
+@collector_paused()
 def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
     """Return what each position of a submesh does.
 

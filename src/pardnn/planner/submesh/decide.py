@@ -34,8 +34,9 @@ from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search.log import SearchLog
 from pardnn.planner.sharded.decide import MORE_LOCAL_OPS, can_shard
+from pardnn.planner.submesh.columns import check_computing, estimated_columns
 from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
-from pardnn.planner.submesh.submeshes import submesh_sizes
+from pardnn.planner.submesh.submeshes import part_of, submesh_sizes
 from pardnn.time_limit import seconds_left
 
 #: Cuts that `auto` tries inside submeshes; the batch is in pieces already.
@@ -225,7 +226,11 @@ def _mixed(problem: Problem, mix: Mix, cutter: _Cutter, decide: Decide, below: f
     """
     started = time.perf_counter()
     pieces, cut = cutter(mix.count)
+    inside = dataclasses.replace(cut, cluster=part_of(problem.cluster, range(mix.size)))
+    submeshes = problem.cluster.num_devices // mix.size
+    check_computing(inside.least_cut_s / submeshes, below)
     sharding = cut_of_submesh(problem, cut, mix.cut, mix.size)
+    check_computing(estimated_columns(inside, sharding) / submeshes, below)
     outcome = placed_on_submeshes(problem, cut, pieces, sharding, mix.placement, decide, below)
     return outcome._replace(
         algorithm=f"{mix.cut}*{mix.placement}", planning_s=time.perf_counter() - started

@@ -29,12 +29,11 @@ from pardnn.plan.partitioned_graph import FETCH, SLICE
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import SHARDED
-from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan, check_fixed
-from pardnn.planner.submesh.columns import Columns, columns_of
+from pardnn.planner.submesh.columns import Columns, check_computing, columns_of
 from pardnn.planner.submesh.demanded import inside_of_submesh, layouts_inside, on_submeshes
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
@@ -109,8 +108,7 @@ def placed_on_submeshes(
     columns = columns_of(problem, cut, sharding)
     column = on_submeshes(problem, columns.column, sharding.mesh.size)
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
-    if least >= below:
-        raise TooManyPiecesError(f"each device computes for {least:.4g} s")
+    check_computing(least, below)
     return best_spread(
         problem, columns, column, pieces, lambda within: _placed(problem, within, name, decide)
     )
