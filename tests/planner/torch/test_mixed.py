@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 import unittest.mock
 from typing import Any
@@ -33,9 +34,10 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search.portfolio import decide_best
-from pardnn.planner.submesh import columns, decide
+from pardnn.planner.submesh import columns, decide, spread
 from pardnn.planner.submesh.columns import columns_of, estimated_columns
 from pardnn.planner.submesh.decide import Mix
 from pardnn.planner.submesh.near import decide_mixed_near
@@ -230,6 +232,21 @@ def test_a_mixed_plan_is_given_up_before_its_partition(
     with pytest.raises(TooManyPiecesError):
         decide._mixed(problem, Mix(cut, "pardnn", 2, 2), lambda _: (pieces, within), decide_best,
                       inside.least_cut_s / 2)  # fmt: skip
+
+
+@pytest.mark.parametrize(("below", "times"), [(math.inf, 4), (1.0, 1)])
+def test_columns_that_come_far_above_a_known_plan_are_placed_once(
+    below: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = Problem(
+        graph(), Cluster.uniform(2, memory=1 << 30), preset_costs(graph(), "v100"), below=below
+    )
+    place = unittest.mock.Mock(return_value=Outcome("", None, 0, 1.0, 0, 0.0))  # type: ignore[arg-type]
+    for name, made in (("_step_of", None), ("_spread", Outcome("", None, 0, 2.0, 0, 0.0))):  # type: ignore[arg-type]
+        monkeypatch.setattr(spread, name, unittest.mock.Mock(return_value=made))
+    monkeypatch.setattr(spread, "completed", lambda _, __, best: best)
+    spread.best_spread(column, unittest.mock.Mock(), column, None, place)
+    assert place.call_count == times
 
 
 def test_submeshes_are_alike() -> None:

@@ -29,6 +29,7 @@ from pardnn.plan.partitioned_graph import FETCH, SLICE
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.microbatches.below import far, only_below
 from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
@@ -109,6 +110,7 @@ def placed_on_submeshes(
     column = on_submeshes(problem, columns.column, sharding.mesh.size)
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
     check_computing(least, below)
+    column = only_below(column, far(column.graph) * below)
     return best_spread(
         problem, columns, column, pieces, lambda within: _placed(problem, within, name, decide)
     )
@@ -146,7 +148,7 @@ def best_spread(
             continue
         if best is None or found.makespan_s < best.makespan_s:
             best = found
-        if best.makespan_s <= NEAR * placed.makespan_s:
+        if best.makespan_s <= NEAR * placed.makespan_s or placed.makespan_s >= column.below:
             break
     if best is None:
         assert failure is not None
