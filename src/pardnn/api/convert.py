@@ -241,7 +241,7 @@ def _placement(
         if plan.partition is not None:
             raise UsageError(
                 f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has a "
-                "single device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
+                "single device.\nIts layouts: pardnn layout PLAN.",
                 code="E214",
             )
         if plan.cluster is not None and plan.cluster.num_devices != plan.num_devices:

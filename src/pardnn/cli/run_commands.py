@@ -135,7 +135,7 @@ def code(
     found = code_of(*opt.read_both(graph_file, plan_file), rank)
     if target is None and output is None:
         if rank is None and len(found) > 1:
-            raise UsageError("name a rank: pardnn code PLAN --graph g.json --rank 0", code="E247")
+            raise UsageError("name a rank: pardnn code PLAN --rank 0", code="E247")
         text = next(iter(found.values()))
         if not as_json:
             typer.echo(text, nl=False)

@@ -103,7 +103,7 @@ def with_memory(cluster: Cluster, change: str) -> Cluster:
     if sign and all(device.memory is None for device in cluster.devices):
         raise UsageError(
             "no device has a memory limit, so more memory brings nothing.\n"
-            "Ask what a limit would cost: pardnn explain PLAN --graph g.json --memory 10GiB.",
+            "Ask what a limit would cost: pardnn explain PLAN --memory 10GiB.",
             code="E242",
         )
 

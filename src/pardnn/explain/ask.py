@@ -48,7 +48,7 @@ def ask(
     """
     if (topic is None and name is None) or (topic == "layers" and name is not None):
         raise UsageError(
-            "ask for one thing: pardnn explain PLAN --graph g.json NAME, where NAME is an op, a "
+            "ask for one thing: pardnn explain PLAN NAME, where NAME is an op, a "
             "tensor, a device or a layer; or --memory [+2GiB], --time [+1], --layers.",
             code="E240",
         )
