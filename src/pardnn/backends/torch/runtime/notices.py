@@ -134,8 +134,9 @@ def changed_values(changes: Sequence[Change]) -> MismatchError:
     return MismatchError(
         f"the step was captured with other values: {told(changes)}.\nThe graph holds only for the "
         "captured ones. Pass a number that changes from call to call as an argument of the step: "
-        "a float or a tensor. Everything else must stay as it was when `parallelize` was called; "
-        "gradients are made and reset inside the step.",
+        "a float or a tensor. If only the first call differs, run one step of your own before. "
+        "Everything else must stay as it was when the step was captured, and gradients are made "
+        "and reset inside it; without a plan of your own, `parallelize` captures each case.",
         code="E509",
         details={"changed": [change.name for change in changes[:20]]},
     )
