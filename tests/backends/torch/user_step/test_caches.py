@@ -113,6 +113,26 @@ def test_a_cache_of_tensors_that_is_cleared_is_filled_again(maxsize: int | None)
         cached_weight(maxsize, config, once)
 
 
+@pytest.mark.parametrize("maxsize", long_but([128], [128, None]))
+def test_a_cached_tensor_that_is_written_between_calls_is_what_steps_find(
+    maxsize: int | None,
+) -> None:
+    def write(i: int, cache: Any) -> None:
+        if i in (2, 3):
+            cache(4).mul_(i)
+        elif i == 4:
+            cache.cache_clear()
+
+    assert cached_weight(maxsize, {}, write) == 4
+
+
+def test_a_cache_in_which_only_others_were_made_is_no_change() -> None:
+    def evaluate(i: int, cache: Any) -> None:
+        cache(10 + i)
+
+    assert cached_weight(128, {}, evaluate) == 1
+
+
 def test_another_tensor_for_another_key_is_no_change() -> None:
     config: dict[str, Any] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import decimal
+import math
 import multiprocessing
 import os
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from pardnn.backends.torch.user_step.guards.guards import Guards
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -142,6 +144,33 @@ def of_a_class() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return lambda x: model(x), lambda: setattr(model, "__class__", Other)
 
 
+def of_a_sign() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    held = {"gain": 0.0}
+    return lambda x: x * math.copysign(1.0, held["gain"]), lambda: held.update(gain=-0.0)
+
+
+def of_a_module_made_by_hand() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    config: Any = types.ModuleType("config")
+    config.gain, config.scaled = 1.0, lambda x: x * config.gain
+    return lambda x: config.scaled(x), lambda: setattr(config, "gain", 2.0)
+
+
+def of_a_hook_of_torch() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    model = nn.utils.spectral_norm(nn.Linear(2, 2))
+    hook = next(iter(model._forward_pre_hooks.values()))
+    return lambda x: model(x), lambda: setattr(hook, "n_power_iterations", 2)
+
+
+def of_a_distribution() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    prior = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
+    return lambda x: prior.log_prob(x), lambda: setattr(prior, "loc", torch.ones(2))
+
+
+def of_a_sampler() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    sampler: Any = DistributedSampler(range(8), num_replicas=1, rank=0)  # type: ignore[arg-type]
+    return lambda x: x * sampler.epoch, lambda: sampler.set_epoch(3)
+
+
 HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] = {
     "len(view.gain)": of_a_view,
     "chained.maps.0.gain": of_a_chain,
@@ -162,6 +191,11 @@ HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] =
     "thread.is_alive": of_a_thread,
     "event.is_set": of_processes,
     "the class of model": of_a_class,
+    "held.gain": of_a_sign,
+    "config.gain": of_a_module_made_by_hand,
+    "model._forward_pre_hooks.0.n_power_iterations": of_a_hook_of_torch,
+    "prior.loc": of_a_distribution,
+    "sampler.epoch": of_a_sampler,
 }
 
 

@@ -194,7 +194,19 @@ def is_library_module(module: Any) -> bool:
     if module is sys.modules["__main__"] and "__file__" not in held:  # see `is_typed`
         return False
     files = [held.get("__file__"), *(held.get("__path__") or ())]
-    return is_library_file(next((each for each in files if each), "<"))
+    file = next((each for each in files if each), None)
+    return not _is_made_by_hand(module) if file is None else is_library_file(file)
+
+
+def _is_made_by_hand(module: Any) -> bool:
+    """Whether a module without a file is a user's own `types.ModuleType("config")`.
+
+    Extensions make such modules, too, within their package: `torch._C._nn`.
+    """
+    if type(module) is not types.ModuleType or module.__spec__ or module.__loader__:
+        return False
+    name, dot, _ = module.__name__.partition(".")
+    return not dot or (name in sys.modules and not is_library_module(sys.modules[name]))
 
 
 def is_users_code(value: Any) -> bool:

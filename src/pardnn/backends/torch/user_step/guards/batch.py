@@ -270,6 +270,14 @@ def is_users_object(value: Any) -> bool:
     return has_attributes(value) and package not in _CLOSED_PACKAGES
 
 
+def is_settable(value: Any) -> bool:
+    """Whether a value is an object of torch with attributes, such as a hook of `weight_norm`.
+
+    Modules and optimizers are not meant: they have guards of their own.
+    """
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "__dict__")
+
+
 def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Yield each holder of attributes, as in `held_numbers.place`, and its attributes by name."""
     if hasattr(value, "__dict__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import inspect
 import logging
@@ -18,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.rng.generator import read_state
 from pardnn.backends.torch.user_step.code_names import is_library_file
@@ -199,7 +202,8 @@ def asked_of(path: str, value: Any, used: Container[str]) -> tuple[str, Callable
         used: Names that the user's code mentions.
     """
     if _is_users_cache(value):
-        return f"how often {path}.cache_clear() was called", Clearings(value)
+        what = f"how often {path}.cache_clear() was called, and its tensors were written"
+        return what, Kept(value)
     if isinstance(value, logging.Logger):
         return f"the level of {path}", functools.partial(_level, value)
     if isinstance(value, torch.library.CustomOpDef):
@@ -257,6 +261,39 @@ class Clearings:
         self._count += calls < self._calls
         self._calls = calls
         return self._count
+
+
+class Kept:
+    """What a user does to a cache between calls: clears it, or writes into its tensors.
+
+    A step finds the tensors that are there when it is captured, and makes those that are not.
+
+    Args:
+        cache: A cache of `functools`.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._cache, self._clearings = weakref.ref(cache), Clearings(cache)
+        self._calls, self._tensors = -1, list[torch.Tensor]()
+
+    def __call__(self) -> tuple[int, int]:
+        """Return how often the cache was cleared, and how often its tensors were written."""
+        cache = self._cache()
+        if cache is not None and (calls := _calls(cache)) != self._calls:
+            self._calls, self._tensors = calls, _tensors_in(cache)
+        return self._clearings(), sum(each._version for each in self._tensors)
+
+
+def _tensors_in(cache: Any) -> list[torch.Tensor]:
+    """Return the tensors in a cache whose writes are counted, but those of a trace."""
+    leaves = pytree.tree_leaves(gc.get_referents(cache))
+    return [
+        each
+        for each in leaves
+        if isinstance(each, torch.Tensor)
+        and not isinstance(each, FakeTensor)
+        and not each.is_inference()
+    ]
 
 
 #: Instances that are alive.

@@ -187,7 +187,9 @@ def differ(now: Any, then: Any) -> bool:
     if isinstance(then, Held):
         return now.value is not then.value
     if isinstance(then, VALUES) and not _has_more(then):
-        return bool(now != then) and not (now != now and then != then)
+        if now == then:  # of zeros, the signs
+            return isinstance(then, float | complex) and repr(now) != repr(then)
+        return not (now != now and then != then)
     return now is not then
 
 

@@ -20,7 +20,7 @@ from pardnn.backends.torch.user_step.code_names import (
     is_users_code,
 )
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
-from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_users_object
+from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_settable, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
     ContentGuards,
@@ -154,7 +154,7 @@ class GuardWalk:
     def _children(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Guard what an object itself holds, and yield what it leads to."""
         if isinstance(value, torch.optim.Optimizer):
-            self._optimizer(path, value)
+            yield from self._optimizer(path, value)
             yield from (*tensors_held(path, value, self._used.of_users), *_classes_of(value))
         elif isinstance(value, torch.amp.GradScaler):
             yield from self._scaler(path, value)
@@ -183,6 +183,8 @@ class GuardWalk:
             yield f"{path}.get()", value.get(None)
         elif is_users_object(value):
             yield from self._of_object(path, value)
+        elif is_settable(value):
+            yield from self._of_torch(path, value)
 
     def _of_container(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from self._container(path, value, any_key)
@@ -199,6 +201,16 @@ class GuardWalk:
         yield from self._slotted(path, value)
         yield from _classes_of(value)
 
+    def _of_torch(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Guard the attributes of an object of torch that it runs by, or that users' code names."""
+        own, used = value.__dict__, self._used.of_users
+        is_run = callable(value) or isinstance(value, torch.distributions.Distribution)
+        kinds = (*VALUES, torch.Tensor, types.FunctionType) if is_run else ()
+        keys = [key for key, item in own.items() if key in used or isinstance(item, kinds)]
+        keys = [key for key in keys if (id(own), key) not in self._written]
+        self.guards.append(ItemGuard(path, own, keys))
+        yield from ((dotted(path, key), own[key]) for key in keys)
+
     def _is_run_or_used(self, key: Any) -> bool:
         return key in RUN_UNNAMED or key in self._used
 
@@ -209,7 +221,7 @@ class GuardWalk:
                 self.attributes.add(dotted(path, key), get, place=(id(value), key))
                 yield dotted(path, key), get()
 
-    def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
+    def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
         """Guard numbers of groups and parameters; settings are sources, or compared elsewhere."""
         own = optimizer.__dict__
         same = [key for key in ("param_groups", "state")
@@ -226,7 +238,7 @@ class GuardWalk:
             return key == "step" and own_step(optimizer) is not None
 
         self.guards.append(ItemGuard(path, own, [*keys, *same], is_new, same=same))
-        self._hooks(path, own)
+        yield from self._hooks(path, own)
         used, written = self._used.of_users, self._written
         self.guards += states_of_parameters(path, optimizer, used, written)
         groups = optimizer.param_groups
@@ -264,9 +276,11 @@ class GuardWalk:
         self.guards.append(ItemGuard(path, holder, list(items), is_guarded, left, same))
         yield from ((dotted(path, key), x) for key, x in items.items() if key not in same)
 
-    def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
+    def _hooks(self, path: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Guard the hooks of an object, and yield them."""
         for key, table in attributes.items():
             if key in HOOK_TABLES and isinstance(table, dict):
+                yield from ((dotted(path, f"{key}.{i}"), x) for i, x in enumerate(table.values()))
                 self.guards.append(ItemGuard(dotted(path, key), table, list(table), any_key))
                 if isinstance(table, collections.OrderedDict) and len(table) > 1:
                     self.contents.add(dotted(path, key), table)  # as for other containers
@@ -281,8 +295,8 @@ class GuardWalk:
         for key, parameter in attributes["_parameters"].items():
             if parameter is not None:
                 self.parameters.append((dotted(path, key), parameter))
-                self._hooks(dotted(path, key), hook_tables(parameter))
-        self._hooks(path, attributes)
+                yield from self._hooks(dotted(path, key), hook_tables(parameter))
+        yield from self._hooks(path, attributes)
         yield from self._container(path, attributes, is_used, HOOK_TABLES)
         yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
