@@ -49,7 +49,12 @@ def test_the_one_that_fits_is_taken(run: Run, tiny: Path, plan: Path, tmp_path: 
     other_graph(tiny, tmp_path / "a.json")
     (tmp_path / "b.json.gz").write_bytes(b"no gzip")
     (tmp_path / "c.json").mkdir()
+    (tmp_path / "d.json").write_text('{"format": "pardnn.graph/1", "ops": [')
     assert run("check", plan)[1].split()[0] == "valid"
+    (tmp_path / "z.json.gz").unlink()
+    status, _, err = run("check", plan)  # it may be the damaged one
+    assert (status, err.split()[0]) == (4, "E406")
+    assert "d.json" in err
 
 
 def test_none_fits(run: Run, tiny: Path, plan: Path, tmp_path: Path) -> None:
