@@ -1,6 +1,7 @@
 """Planning behind the public door."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     warm_up.warm_up(["pardnn"], polished=True)
     assert started == []
     monkeypatch.setattr(warm_up, "_is_cold", lambda _: True)
+    monkeypatch.setattr(warm_up, "_date", lambda _: None)
     warm_up.warm_up(["heft", "m-etf"], limited=False)
     assert started == []
     warm_up.warm_up(["pardnn", "m-etf"], limited=False)
@@ -121,8 +123,18 @@ def test_a_cache_is_cold_until_its_kernel_is_there(
     stats = kernel.stats._replace(cache_path=str(tmp_path))
     monkeypatch.setattr(type(kernel), "stats", property(lambda _: stats))
     assert warm_up._is_cold(kernel)
-    (tmp_path / "search.search_kernel-1.py311.nbi").touch()
+    kept = tmp_path / "search.search_kernel-1.py311.nbi"
+    kept.touch()
     assert not warm_up._is_cold(kernel)
+    # After another checkout of the same source numba uses what is kept, and does not write it anew.
+    os.utime(kept, (0, 0))
+    assert warm_up._is_cold(kernel)
+    monkeypatch.setattr(Child, "started", [])
+    monkeypatch.setattr(warm_up.subprocess, "Popen", Child)
+    monkeypatch.setattr(warm_up, "_load_steps", lambda _: None)
+    for _ in range(2):
+        warm_up.warm_up([], limited=False, polished=True)
+    assert [child.share for child in Child.started] == [["polish"]]
 
 
 #: Prints the kernels that are compiled, or loaded, although all should be there already.

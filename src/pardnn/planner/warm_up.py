@@ -78,10 +78,13 @@ def warm_up(names: Iterable[str], *, limited: bool = True, polished: bool = Fals
     simulating = ["plan", *["overflow"] * (limited and searched), "simulate"]
     # What only ParDNN compiles takes so long that plans can be made when they are needed here.
     apart = [*[simulating] * searched, *[["memory"]] * limited, *[["polish"]] * polished]
-    with _compiling(steps for steps in apart if _is_cold(_STEPS[steps[0]].largest)):
+    cold = [steps for steps in apart if _is_cold(_STEPS[steps[0]].largest)]
+    with _compiling(cold):
         _load(wanted, limited=False)
     for steps in (simulating, *apart):
         _load_steps(steps)
+    for steps in cold:
+        _date(_STEPS[steps[0]].largest)
     if limited:
         _load(wanted, limited=True)
 
@@ -160,11 +163,28 @@ def _is_cold(kernel: Any) -> bool:
     if kernel.stats.cache_path is None:  # none can be kept: what a child compiles is lost
         return False
     source = Path(kernel.py_func.__code__.co_filename)
-    kept = Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.__name__}-*.nbi")
     try:
-        return max((path.stat().st_mtime for path in kept), default=0.0) < source.stat().st_mtime
+        kept = (path.stat().st_mtime for path in _kept(kernel))
+        return max(kept, default=0.0) < source.stat().st_mtime
     except OSError:
         return False
+
+
+def _kept(kernel: Any) -> Iterator[Path]:
+    """Return the files that list a kernel's machine code."""
+    stem = Path(kernel.py_func.__code__.co_filename).stem
+    return Path(kernel.stats.cache_path).glob(f"{stem}.{kernel.__name__}-*.nbi")
+
+
+def _date(kernel: Any) -> None:
+    """Give a kernel's files in the cache the present date, now that it is loaded.
+
+    Numba compares the source's content: after another checkout of the same source it uses what it
+    has, and writes nothing that `_is_cold` would see.
+    """
+    with contextlib.suppress(OSError):
+        for path in _kept(kernel):
+            path.touch()
 
 
 @contextlib.contextmanager
