@@ -252,3 +252,11 @@ def addressed(op: Op) -> tuple[str, ...]:
     In a copy of one of its views, such an offset means other elements.
     """
     return op.inputs[:1] if addresses_storage(op.kind) else ()
+
+
+def is_in_group(name: str) -> bool:
+    """Return whether a tensor or number of a step is in a group of an optimizer, by its name.
+
+    An example is `optimizer.param_groups.0.lr`.
+    """
+    return ".param_groups." in f".{name}"

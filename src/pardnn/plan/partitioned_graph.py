@@ -42,7 +42,7 @@ from dataclasses import dataclass
 
 from pardnn.cluster import STRICT
 from pardnn.errors import UnsupportedError, shown
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, is_in_group
 from pardnn.plan.mesh import Mesh
 
 SLICE, FETCH, REDUCE, UPDATE, JOIN, DRAW = (
@@ -118,7 +118,7 @@ def check_batch_is_read_only(graph: Graph) -> None:
     written = written_inputs(graph)
     if written:
         what, instead = "the batch tensor", "let the step write a copy"
-        if ".param_groups." in f".{written[0]}":  # read at each call, as a learning rate is
+        if is_in_group(written[0]):  # read at each call, as a learning rate is
             what, instead = "the tensor of a group", 'keep it in optimizer.state["name"]'
         elif "." in written[0]:  # an average of weights is no batch, but holds no model either
             holder = shown(written[0].partition(".")[0])

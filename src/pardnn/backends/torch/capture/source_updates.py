@@ -32,7 +32,7 @@ from pardnn.backends.torch.capture.to_graph import (
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.user_step.sources import Source, is_on_meta
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import Graph, is_in_group
 
 
 def source_updates(
@@ -110,7 +110,7 @@ def _is_rebound(trace: StepTrace, source: Source, value: Value, live: Any) -> bo
     new = trace.tracer.aliases.fresh_value(live)
     if new.storage is value.storage or new.geometry is None or value.geometry is None:
         return False
-    if ".param_groups." in f".{source.name}":
+    if is_in_group(source.name):
         return True
     return (new.geometry[0], new.geometry[3]) == (value.geometry[0], value.geometry[3])
 

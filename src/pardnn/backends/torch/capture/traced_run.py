@@ -77,6 +77,7 @@ from pardnn.backends.torch.user_step.held_numbers import objects_by_name, with_t
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.used_names import used_names
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told, without_addresses
+from pardnn.graph.ir import is_in_group
 
 
 def run_traced(
@@ -224,7 +225,7 @@ def run_noted(
     changed = changes(follow_replaced(trace, objects, walk_objects(step, args))).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
     for name, each in trace.changed.items():
-        if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
+        if isinstance(each.now, tuple) and is_in_group(name):
             raise changed_setting(name, Stores(functions).line(name))
     trace.orders = key_orders(objects, names, is_first=is_first)
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)

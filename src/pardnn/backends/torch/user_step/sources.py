@@ -20,7 +20,7 @@ from pardnn.backends.torch.user_step.held_numbers import StateOwner, state_owner
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, holds_state, walk_objects
 from pardnn.backends.torch.user_step.slots import Entry, Slot, set_gradient
 from pardnn.errors import UnsupportedError
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, is_in_group
 
 SourceKind = Literal["parameter", "buffer", "state", "input"]
 _ORDER = {"parameter": 0, "buffer": 1, "state": 2, "input": 3}
@@ -249,7 +249,7 @@ def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Ent
         with_tensor_names(entry.name, names): entry
         for entry in objects.numbers
         if not (isinstance(entry.value, float) and is_live_number(entry, batch))
-        and (entry.argument in batch or ".param_groups." in f".{entry.name}")
+        and (entry.argument in batch or is_in_group(entry.name))
     }
 
 

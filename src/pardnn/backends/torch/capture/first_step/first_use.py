@@ -42,6 +42,7 @@ from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 from pardnn.errors import PardnnError
+from pardnn.graph.ir import is_in_group
 
 #: Counts and content hashes of caches that held no fake: most never change, and torch's own hold
 #: ten thousand leaves.
@@ -206,7 +207,7 @@ def created_tensors(
     existing, found = {source.name for source in before}, sources_of(objects, batch)
     created = [source for source in found if source.name not in existing]
     given = [s for s in created if s.kind == "input" and isinstance(s.get(), torch.Tensor)]
-    groups = [s.name for s in given if ".param_groups." in f".{s.name}"]
+    groups = [s.name for s in given if is_in_group(s.name)]
     if lost := [name for name in groups if name not in first.assigned]:
         raise changed_state(lost)
     gradients = held_gradients(found)

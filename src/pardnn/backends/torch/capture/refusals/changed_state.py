@@ -9,6 +9,7 @@ from pardnn.backends.torch.capture.numbers.texts import marks_in
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at, text_of_a_number
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, printable, shown
+from pardnn.graph.ir import is_in_group
 
 #: A key of this many digits is the address of an object.
 _ADDRESS = re.compile(r"\.\d{12,}")
@@ -25,7 +26,7 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
             "A key that is the id of a tensor is another one in each run. What an optimizer keeps\n"
             "for a parameter is followed in its own state: self.state[p][name] = tensor."
         )
-    elif ".param_groups." in f".{first}":  # as in D-Adaptation
+    elif is_in_group(first):  # as in D-Adaptation
         advice = "What an optimizer makes at its first step is there after one step of your own."
         if first.endswith(".params"):
             advice = (
