@@ -1,4 +1,7 @@
-"""A version tag tells each change of a dictionary, and no other; without tags all is compared."""
+"""A version tag tells each change of a dictionary, and no other; without tags all is compared.
+
+The tags and other words are copied to a buffer that does not lie among them.
+"""
 
 import sys
 import types
@@ -6,8 +9,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pardnn.backends.torch import memory_words
+from pardnn.backends.torch.memory_words import WORD, WORD_BYTES, Words
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
 from pardnn.backends.torch.user_step.guards import item
 from pardnn.backends.torch.user_step.guards.item import ItemGuard, Snapshot
@@ -105,3 +111,41 @@ def test_what_changes_beside_the_guarded_items_is_compared_again() -> None:
     assert not snapshot.holds()
     holders[1]["kept"], holders[0]["kept"] = 1, 2
     assert not snapshot.holds()
+
+
+#: Bytes of a buffer for words.
+_SIZE = 4096
+
+
+def _around(buffer: bytearray, num_bytes: int) -> np.ndarray:
+    """Return all memory around a buffer, which is not to be read."""
+    middle = np.frombuffer(buffer, dtype=np.uint8).ctypes.data
+    first = (middle - num_bytes // 2) // WORD_BYTES * WORD_BYTES
+    return np.ctypeslib.as_array((WORD * (num_bytes // WORD_BYTES)).from_address(first))
+
+
+def test_copies_are_not_among_the_words() -> None:
+    memory = _around(bytearray(_SIZE), 1 << 30)
+    found = memory_words._outside(memory, _SIZE)
+    assert not np.may_share_memory(memory, np.frombuffer(found, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("num_bytes", [0, _SIZE, 1 << 45])
+def test_a_buffer_has_its_size(num_bytes: int) -> None:
+    memory = _around(bytearray(_SIZE), num_bytes)
+    assert len(memory_words._outside(memory, _SIZE)) == _SIZE
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_any_buffer_compares_by_content(is_far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_far:
+        mapped = memory_words._outside(_around(bytearray(_SIZE), 1 << 30), 2 * WORD_BYTES)
+        monkeypatch.setattr(memory_words, "_outside", lambda _memory, _size: mapped)
+    held = np.array([3, 5, 7], dtype=np.uint64)
+    words = Words(held.ctypes.data + WORD_BYTES * np.array([2, 0], dtype=np.int64))
+    known = bytearray(words.read())
+    assert words.found.tolist() == [7, 3]
+    assert words.read() == known
+    held[0] = 4
+    assert words.read() != known
+    assert words.found.tolist() == [7, 4]

@@ -80,7 +80,7 @@ class TensorWords:
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, gradients: bool = False) -> None:
         self._tensors, self._gradients = list(tensors), gradients
-        self._levels: list[tuple[Words, bytes]] = []
+        self._levels: list[tuple[Words, bytearray]] = []
         self._is_known = PLACES is not None and self._note(PLACES)
 
     def hold(self) -> bool:
@@ -125,7 +125,7 @@ class TensorWords:
 
     def _level(self, *addresses: np.ndarray) -> np.ndarray:
         words = Words(np.concatenate(addresses))
-        self._levels.append((words, bytes(words.read())))
+        self._levels.append((words, bytearray(words.read())))
         return words.found.astype(np.int64)
 
 
