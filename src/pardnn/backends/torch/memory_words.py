@@ -26,10 +26,12 @@ class Words:
         addresses: Addresses that are multiples of 8, whose memory has to be kept alive for reading.
 
     Attributes:
+        addresses: As given.
         found: The words as last read, in the order of the addresses.
     """
 
     def __init__(self, addresses: np.ndarray) -> None:
+        self.addresses = addresses
         first = int(addresses.min()) if len(addresses) else 0
         indices = (addresses - first) // WORD_BYTES
         # It spans all memory between them, of which only these words are read; or a dummy word.

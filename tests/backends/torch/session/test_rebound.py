@@ -131,6 +131,32 @@ def test_new_data_is_taken(size: int) -> None:
         assert captures == 2  # anew for the last alone: another object, not other data
 
 
+def freeze(index: int, *, is_frozen: bool = True) -> Callable[[Any, Any], Any]:
+    return lambda model, _: model[index].requires_grad_(not is_frozen)
+
+
+#: One between each two steps, among those of data.
+FROZEN: list[Callable[[Any, Any], Any]] = [
+    nothing,
+    freeze(2),
+    nothing,
+    given,
+    freeze(0),
+    lambda m, o: (given(m, o), freeze(0, is_frozen=False)(m, o)),
+    freeze(2, is_frozen=False),
+]
+
+
+def test_what_is_frozen_between_steps_is_seen_beside_new_data() -> None:
+    losses, state = eager(FROZEN)
+    for outcome in on_ranks(2, FROZEN):
+        assert outcome.status == 0, outcome.error
+        found, whole, captures = outcome.value
+        assert found == losses
+        assert {each: whole[each] for each in state} == state
+        assert captures == 3
+
+
 def test_each_rank_takes_its_shard() -> None:
     losses, state = eager(TAKEN[:3])
     for outcome in on_ranks(2, TAKEN[:3], cut):

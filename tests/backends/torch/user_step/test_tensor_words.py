@@ -196,3 +196,44 @@ def test_a_parameter_that_was_not_of_the_tried_class_is_asked() -> None:
     view.retain_grad()
     view.sum().backward()
     assert guards.changes()
+
+
+def both() -> tuple[TensorWords, TensorWords, torch.Tensor, tuple[torch.Tensor, ...]]:
+    tensor, of_gradients = torch.zeros(4, 4), parameters()
+    words = TensorWords([torch.zeros(2), tensor])
+    return words, TensorWords(of_gradients, gradients=True), tensor, of_gradients
+
+
+@found
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_joint_look_expects_what_each_does(is_before: bool, is_first: bool) -> None:
+    for change in [*CHANGES.values(), *GRADIENTS.values()]:
+        data, gradients, tensor, of_gradients = both()
+        if (change in CHANGES.values()) != is_first:
+            continue
+        joint = data.beside(gradients) if not is_before else None
+        assert joint is None or joint.hold() == (tensor_words.PLACES is not None)
+        change(*([tensor] if is_first else of_gradients))
+        joint = joint or data.beside(gradients)
+        assert not joint.hold()
+        assert (gradients if is_first else data).hold() == (tensor_words.PLACES is not None)
+
+
+@found
+def test_a_joint_look_at_nothing_or_at_one_unknown_tensor() -> None:
+    is_found = tensor_words.PLACES is not None
+    odd, known = TensorWords([torch.eye(3).to_sparse()]), TensorWords([torch.zeros(2)])
+    assert known.beside(TensorWords([], gradients=True)).hold() == is_found
+    assert TensorWords([]).beside(known).hold() == is_found
+    assert not odd.beside(known).hold()
+    assert not known.beside(odd).hold()
+
+
+def test_what_a_look_has_told_is_not_asked_again() -> None:
+    p = nn.Parameter(torch.zeros(4))
+    guards = ParameterGuards([("p", p)])
+    p.requires_grad_(False)
+    assert not guards.changes(is_told=True)
+    assert guards.changes()

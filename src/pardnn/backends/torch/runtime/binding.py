@@ -60,6 +60,9 @@ class Binding:
         graph: The graph of that step.
         device: Where this rank's values are.
 
+    Attributes:
+        guards: The guards on the values on which the graph relies; None until `watch`.
+
     Raises:
         MismatchError: E505, if the graph has sources that the step's arguments do not have.
     """
@@ -72,7 +75,7 @@ class Binding:
         device: torch.device,
     ) -> None:
         self._step, self._args = step, list(args)
-        self._guards: Guards | None = None
+        self.guards: Guards | None = None
         self._is_opening, self._has_run = bool(graph.step_notes.get("opening")), False
         self._given: tuple[Any, ...] = ()
         self._device = device
@@ -251,20 +254,15 @@ class Binding:
         """Whether the graph is that of a first step, which has not run."""
         return self._is_opening and not self._has_run
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether `watch` was called."""
-        return self._guards is not None
-
     def watch(self) -> None:
         """Note the current Python values on which the graph relies.
 
         From here on, the example batch is no longer needed and is dropped.
         """
         filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
-        self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
+        self.guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
         batch = self.read(self.example())
-        of_batch = self._guards.of_batch
+        of_batch = self.guards.of_batch
         held = names_by_id(self.sources, self._passed, is_asked=of_batch.compares_objects)
         parameters = [x.name for x in self.sources.values() if x.kind == "parameter"]
         self._of_tensors.watch(batch.tensors, held, of_batch.ignores, parameters)
@@ -345,18 +343,20 @@ class Binding:
         given = dict(zip(self._batch, batch, strict=True))
         return tuple(given.get(i, arg) for i, arg in enumerate(self._args))
 
-    def changes(self, batch: Batch) -> Iterator[Change]:
+    def changes(self, batch: Batch, *, is_told: bool = False) -> Iterator[Change]:
         """Yield what differs from what the graph relies on: in the batch, then elsewhere.
 
         Args:
             batch: The batch from `read`; `watch` was called before.
+            is_told: As for `ParameterGuards.changes`.
         """
-        assert self._guards is not None
+        assert self.guards is not None
         if self._is_opening and self._has_run:
             yield Change("the call", "the first", "a later one")
             return
         yield from self._of_tensors.changes(batch.tensors)
-        yield from self._guards.changes(dict(zip(self._batch, batch.values, strict=True)))
+        given = dict(zip(self._batch, batch.values, strict=True))
+        yield from self.guards.changes(given, is_told=is_told)
         yield from islice(self._granted.changes(batch.numbers), 1)
 
     def batch_inputs(self, batch: Sequence[Any] | Batch) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import dict_version
 
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
-from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
+from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
 from pardnn.backends.torch.user_step.guards.item import ABSENT, Change
 from pardnn.backends.torch.user_step.slots import Entry, Slot
 from pardnn.graph.ir import Op
@@ -42,7 +43,9 @@ class GrantedValues:
         self._getters = [_getter(slot) for slot in self._slots]
         self._equal = [ABSENT] * len(held)
         self._read: dict[str, Any] | None = None
-        self._versions: DictVersions | None = None
+        # The dictionaries from which all is read, if that can be told, and their versions then.
+        self._holders: list[dict[Any, Any]] | None = None
+        self._versions: list[int] = []
         self._at_versions: dict[str, Any] = {}
 
     def expect(self, sources: Collection[str]) -> None:
@@ -53,11 +56,8 @@ class GrantedValues:
         if HAS_TAGS and not self._of_batch and self._host.is_empty:
             holders += [self._host.dictionary(name) for name, *_ in self._numbers]
             found = {id(holder): holder for holder in holders if holder is not None}
-            self._versions = (
-                None
-                if any(each is None for each in holders)
-                else DictVersions(list(found.values()))
-            )
+            is_told = all(each is not None for each in holders)
+            self._holders = list(found.values()) if is_told else None
 
     def take(self) -> dict[str, Any] | None:
         """Return the numbers that `changes` read, once; None if it was not called or found any."""
@@ -71,8 +71,9 @@ class GrantedValues:
             numbers: The numbers of the batch, by name; all others are read where they are held.
         """
         self._read = None
-        versions = self._versions
-        if versions is not None and not versions.differ():
+        # Read before anything is compared, so that no change goes unnoticed.
+        versions = None if self._holders is None else list(map(dict_version, self._holders))
+        if versions == self._versions:
             self._read = self._at_versions
             return
         for name in self._of_batch:
@@ -96,8 +97,7 @@ class GrantedValues:
         if not found:
             self._read = read
             if versions is not None:
-                versions.accept()
-                self._at_versions = read
+                self._versions, self._at_versions = versions, read
 
     def _setting_changes(self) -> list[Change]:
         values = list(map(operator.call, self._getters))

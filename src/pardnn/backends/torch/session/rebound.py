@@ -41,6 +41,10 @@ class KeptData:
         state: What the ranks hold.
         executor: The executor of the graph; it has its residents.
         binding: The binding of its sources.
+
+    Attributes:
+        are_parameters_told: Whether the last look showed that those of its guards on parameters
+            hold, too.
     """
 
     def __init__(self, state: LiveState, executor: Executor, binding: Binding) -> None:
@@ -53,11 +57,22 @@ class KeptData:
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 kept.append((op, of, tensor))
         self._kept, self._tensors = kept, [tensor for _, _, tensor in kept]
+        self._parts: tuple[TensorWords, ...] = ()
+        self._both = TensorWords([])
+        self.are_parameters_told = False
         self._note()
 
     def _note(self) -> None:
         self._words = TensorWords(self._tensors)
         self._places = list(map(_place, self._tensors))
+
+    def _are_all_same(self) -> bool:
+        """Look at the kept tensors and, at once, at what guards of parameters look at."""
+        assert self._binding.guards is not None
+        parts = self._words, self._binding.guards.of_parameters.words
+        if parts != self._parts:
+            self._parts, self._both = parts, parts[0].beside(parts[1])
+        return self._both.hold()
 
     def follow(self) -> list[Change]:
         """Take over new data; return tensors that need another graph and are no longer held.
@@ -65,7 +80,8 @@ class KeptData:
         Raises:
             MismatchError: E527, if a rank that holds a shard was given data that it cannot take.
         """
-        if self._words.hold():
+        self.are_parameters_told = self._are_all_same()
+        if self.are_parameters_told or self._words.hold():
             return []
         # Noted before the getters run, so that no change goes unnoticed.
         words = TensorWords(self._tensors)

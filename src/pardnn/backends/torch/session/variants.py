@@ -63,9 +63,14 @@ class Variant:
     holds_for: str
     constants: Constants = field(default_factory=Constants)
 
-    def changes(self, batch: Batch) -> Iterator[Change]:
-        """Yield what differs from the values for which it holds."""
-        yield from self.binding.changes(batch)
+    def changes(self, batch: Batch, *, is_told: bool = False) -> Iterator[Change]:
+        """Yield what differs from the values for which it holds.
+
+        Args:
+            batch: The batch of this call.
+            is_told: As for `Binding.changes`.
+        """
+        yield from self.binding.changes(batch, is_told=is_told)
         yield from self.constants.changes()
 
     def finished(self) -> Any:
@@ -138,9 +143,9 @@ class Variants:
         """
         try:
             self.refresh()
-            self.follow_data()
+            is_told = self.follow_data()
             batch = self.current.binding.read(values)
-            variant = self._choose(batch)
+            variant = self._choose(batch, is_told=is_told)
             self._agree(variant)
             self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
@@ -154,18 +159,22 @@ class Variants:
         if self._version != self._state.version:
             self.enter(self.current)
 
-    def follow_data(self) -> None:
+    def follow_data(self) -> bool:
         """Take over data given to tensors of the state since the last call: `p.data = x`.
+
+        Returns:
+            Whether that has shown, too, that the words of its guards on parameters hold.
 
         Raises:
             MismatchError: E527, if that is impossible.
         """
         if self._state.spread.is_whole:
-            return
+            return False
         try:
             self.replaced += self._kept.follow()
         except MismatchError as error:
             raise self._world.report_failure(error) from error.__cause__
+        return self._kept.are_parameters_told
 
     def settle(self) -> None:
         """Take over new data, between two steps.
@@ -188,8 +197,8 @@ class Variants:
         check_same_batch(self._world, inputs, len(self._history.step_s), key)
         return inputs
 
-    def _choose(self, batch: Batch) -> Variant:
-        changes = [*self.replaced, *self.current.changes(batch)]
+    def _choose(self, batch: Batch, *, is_told: bool) -> Variant:
+        changes = [*self.replaced, *self.current.changes(batch, is_told=is_told)]
         if not changes:
             return self.current
         self._check_opened(told(changes))
@@ -260,7 +269,7 @@ class Variants:
         executor.attach(values)
         self._state.executors.add(executor)
         self._version = self._state.version
-        if not binding.is_watching:
+        if binding.guards is None:
             # Only from here on, since what was put in place above is not a user's change.
             binding.mark_stepped()
             self._announce(executor.program, binding)

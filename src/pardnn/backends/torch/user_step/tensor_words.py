@@ -21,6 +21,7 @@ Complexity: O(tensors) per look, at most five lines of memory each.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -76,21 +77,36 @@ class TensorWords:
     Args:
         tensors: The tensors, which are kept alive.
         gradients: Compare `grad` and `requires_grad` instead of data and layouts.
+
+    Attributes:
+        is_known: Whether all have the C++ classes that were tried.
+        levels: Their words, and what is expected; one is read only if all before are as expected.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, gradients: bool = False) -> None:
         self._tensors, self._gradients = list(tensors), gradients
-        self._levels: list[tuple[Words, bytearray]] = []
-        self._is_known = PLACES is not None and self._note(PLACES)
+        self.levels: list[tuple[Words, bytearray]] = []
+        self.is_known = PLACES is not None and self._note(PLACES)
 
     def hold(self) -> bool:
         """Whether all tensors are unchanged; False also if that is unknown."""
-        if not self._is_known:
+        if not self.is_known:
             return False
-        for words, known in self._levels:  # noqa: SIM110  a generator takes two more microseconds
+        for words, known in self.levels:  # noqa: SIM110  a generator takes two more microseconds
             if words.read() != known:
                 return False
         return True
+
+    def beside(self, other: TensorWords) -> TensorWords:
+        """Return a look at these tensors and others, which expects what each of both does."""
+        both = TensorWords([])
+        both._tensors = self._tensors + other._tensors
+        both.is_known = self.is_known and other.is_known
+        nothing = Words(np.array([], dtype=np.int64)), bytearray()
+        for mine, theirs in itertools.zip_longest(self.levels, other.levels, fillvalue=nothing):
+            words = Words(np.concatenate([mine[0].addresses, theirs[0].addresses]))
+            both.levels.append((words, mine[1] + theirs[1]))
+        return both
 
     def _note(self, places: Places) -> bool:
         """Note the words of all tensors; return whether all are of the tested kind."""
@@ -125,7 +141,7 @@ class TensorWords:
 
     def _level(self, *addresses: np.ndarray) -> np.ndarray:
         words = Words(np.concatenate(addresses))
-        self._levels.append((words, bytearray(words.read())))
+        self.levels.append((words, bytearray(words.read())))
         return words.found.astype(np.int64)
 
 

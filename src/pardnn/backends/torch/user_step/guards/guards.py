@@ -58,6 +58,7 @@ class Guards:
 
     Attributes:
         of_batch: The guards on what the batch holds.
+        of_parameters: The guards on properties of parameters.
     """
 
     def __init__(
@@ -106,15 +107,16 @@ class Guards:
         self._guards += library_guards(used, reached, modules)
         walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
-        self._of_parameters = ParameterGuards(walk.parameters)
+        self.of_parameters = ParameterGuards(walk.parameters)
         self.of_batch = BatchGuards(step, names, used, written, live, filled)
         self.of_batch.hold({i: arguments[i] for i in batch})
 
-    def changes(self, batch: dict[int, Any]) -> list[Change]:
+    def changes(self, batch: dict[int, Any], *, is_told: bool = False) -> list[Change]:
         """Return what differs from the capture, in the order of the walk.
 
         Args:
             batch: This call's batch by index of the argument.
+            is_told: As for `ParameterGuards.changes`.
         """
         found: list[Change] = []
         if not self._snapshot.holds():
@@ -128,7 +130,7 @@ class Guards:
         found += self._modes.changes()
         found += self._attributes.changes()
         found += self._contents.changes()
-        found += self._of_parameters.changes()
+        found += self.of_parameters.changes(is_told=is_told)
         found += self.of_batch.changes(batch)
         return found
 

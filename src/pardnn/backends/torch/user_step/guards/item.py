@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import itertools
 import operator
@@ -305,8 +306,9 @@ class Snapshot:
         """Expect other words in addition to the tags, and the lists as they are held."""
         heads = [word for guard in self._lists for word in list_words(guard.holder, guard.size)]
         self._tags.expect([*heads, *pointers] if HAS_TAGS else [])
-        items = [word for guard in self._lists for word in _item_words(guard)]
-        self._items = DictVersions([], items) if items else None
+        self._items = [view for guard in self._lists for view in _item_words(guard)]
+        words = (id(item) for guard in self._lists for item in guard.then)
+        self._addresses = b"".join(map(WORD, words))
 
     def holds(self) -> bool:
         """Whether every guarded item is the same object as before, and no container has grown."""
@@ -322,7 +324,7 @@ class Snapshot:
                     return False
                 self._tags.accept()
         # Items of a list are read only if its length and its memory are the known ones.
-        is_other = not is_same or (self._items is not None and self._items.differ())
+        is_other = not is_same or b"".join(self._items) != self._addresses
         if is_other and not self._of_lists.hold():
             return False
         return self._untagged is None or self._untagged.hold()
@@ -334,12 +336,15 @@ def _dictionary(holder: Any) -> dict[Any, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _item_words(guard: ItemGuard) -> Iterator[tuple[int, int]]:
-    """Yield where a list holds its guarded items, and their addresses."""
-    first = list_words(guard.holder, guard.size)[1][1]
-    for index, item in zip(guard.keys, guard.then, strict=True):
+def _item_words(guard: ItemGuard) -> Iterator[ctypes.Array[Any]]:
+    """Yield the memory in which a list holds its guarded items, in one piece if all are."""
+    _, (_, first) = list_words(guard.holder, guard.size)
+    if guard.keys == list(range(len(guard.holder))):
+        yield (WORD * len(guard.keys)).from_address(first)
+        return
+    for index in guard.keys:
         if index < len(guard.holder):
-            yield first + WORD_BYTES * index, id(item)
+            yield (WORD * 1).from_address(first + WORD_BYTES * index)
 
 
 class _Items:

@@ -52,23 +52,30 @@ class ParameterGuards:
 
     Args:
         parameters: The parameters with their names.
+
+    Attributes:
+        words: What their gradients and `requires_grad` were when last compared.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._names = [name for name, _ in parameters]
         self._tensors = [tensor for _, tensor in parameters]
         self._num_hooks = RemovableHandle.next_id
-        self._words = TensorWords(self._tensors, gradients=True)
+        self.words = TensorWords(self._tensors, gradients=True)
         self._held = {key: list(map(get, self._tensors)) for key, get in _READ.items()}
 
-    def changes(self) -> list[Change]:
-        """Return what has changed."""
+    def changes(self, *, is_told: bool = False) -> list[Change]:
+        """Return what has changed.
+
+        Args:
+            is_told: Whether a look in this call has shown that `words` hold.
+        """
         found: list[Change] = []
-        if not self._words.hold():
+        if not (is_told or self.words.hold()):
             # Noted before the getters run, so that no change goes unnoticed.
             words = TensorWords(self._tensors, gradients=True)
             found = [change for key in ("requires_grad", "grad") for change in self._changes(key)]
-            self._words = self._words if found else words
+            self.words = self.words if found else words
         if RemovableHandle.next_id != self._num_hooks:
             num_hooks = RemovableHandle.next_id
             hooks = [change for key in _HOOKS for change in self._changes(key)]
