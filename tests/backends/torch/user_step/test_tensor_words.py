@@ -224,11 +224,14 @@ def test_a_joint_look_expects_what_each_does(is_before: bool, is_first: bool) ->
 @found
 def test_a_joint_look_at_nothing_or_at_one_unknown_tensor() -> None:
     is_found = tensor_words.PLACES is not None
-    odd, known = TensorWords([torch.eye(3).to_sparse()]), TensorWords([torch.zeros(2)])
-    assert known.beside(TensorWords([], gradients=True)).hold() == is_found
-    assert TensorWords([]).beside(known).hold() == is_found
+    tensor = torch.zeros(2)
+    odd, known = TensorWords([torch.eye(3).to_sparse()]), TensorWords([tensor])
+    joint = known.beside(TensorWords([], gradients=True)), TensorWords([]).beside(known)
+    assert [each.hold() for each in joint] == [is_found] * 2
     assert not odd.beside(known).hold()
     assert not known.beside(odd).hold()
+    tensor.data = torch.zeros(2)
+    assert [each.hold() for each in joint] == [False] * 2
 
 
 def test_what_a_look_has_told_is_not_asked_again() -> None:

@@ -53,6 +53,11 @@ class Constants:
             name = f"a tensor of shape {list(tensor.shape)} that the step computes with{where}"
             self._held.append((weakref.ref(tensor), _version(tensor), content, name))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self._held
+
     def changes(self) -> Iterator[Change]:
         """Yield the constants whose content has changed.
 

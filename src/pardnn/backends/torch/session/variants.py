@@ -71,7 +71,8 @@ class Variant:
             is_told: As for `Binding.changes`.
         """
         yield from self.binding.changes(batch, is_told=is_told)
-        yield from self.constants.changes()
+        if not self.constants.is_empty:
+            yield from self.constants.changes()
 
     def finished(self) -> Any:
         """Carry out the prints, logs and checks of the step that has run; return its result."""
