@@ -1,6 +1,7 @@
 """What devices hold at least under a cut: never more than any of its plans, and near to them."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from pardnn.graph.build import build_graph
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
-from pardnn.planner.sharded.least_memory import least_peaks
+from pardnn.planner.sharded.least_memory import least_of_partitions, least_peaks
 from pardnn.planner.sharded.memory import held_bytes
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
@@ -22,17 +23,17 @@ from testbed.hand_graphs import Steps, mlp
 
 
 def lows_and_peaks(graph, sharding):
-    """The bound, and the peaks of the plans that share most fetches and fewest, by device."""
+    """Bounds before and after partitioning, and peaks of all partitions, by device."""
     legal = legalize(graph, sharding)
-    low = [
-        sum(both) for both in zip(held_bytes(graph, legal), least_peaks(graph, legal), strict=True)
-    ]
-    found = []
-    for reuse, in_turn in ((len(graph.ops), False), (2, False), (0, True)):
+    held, least = held_bytes(graph, legal), least_peaks(graph, legal)
+    lows, found = [[sum(both) for both in zip(held, least, strict=True)]], []
+    for reuse, in_turn in ((len(graph.ops), False), (2, False), (0, False), (0, True)):
         plan = spmd_partition(graph, legal, reuse=reuse, in_turn=in_turn)
         local = planned_graph(graph, plan)
-        found.append(peaks(local.arrays, plan_arrays(local, plan)).tolist())
-    return low, found
+        arrays = plan_arrays(local, plan)
+        found.append(peaks(local.arrays, arrays).tolist())
+        lows.append(least_of_partitions(local, arrays).tolist())
+    return lows, found
 
 
 def views():
@@ -89,15 +90,16 @@ def random_sharding(graph, shape, rng):
 def test_no_plan_of_a_cut_holds_less(graph, shape):
     rng = random.Random(0)
     for _ in range(5):
-        low, found = lows_and_peaks(graph, random_sharding(graph, shape, rng))
-        assert all(size <= peak for row in found for size, peak in zip(low, row, strict=True))
+        lows, found = lows_and_peaks(graph, random_sharding(graph, shape, rng))
+        for low, row in itertools.product(lows, found):
+            assert all(size <= peak for size, peak in zip(low, row, strict=True))
 
 
 def test_activations_of_a_device_are_counted():
     graph = mlp(32, 12, 16, 4)
     legal = legalize(graph, SHARDED["data-parallel"](graph, Cluster.uniform(2)))
-    # Half of x, of h and a for their gradients, and of y and target, when dy is made of these two.
-    assert least_peaks(graph, legal) == [4 * 16 * (12 + 16 + 16 + 4 + 4)] * 2
+    # Half of x, of h and a for their gradients, of dy, and of da, which is made of it.
+    assert least_peaks(graph, legal) == [4 * 16 * (12 + 16 + 16 + 4 + 16)] * 2
 
 
 def one_storage():
@@ -125,8 +127,14 @@ def read_as_one_part_of_two():
     return s.graph(), Sharding(make_mesh((2,)), rows | columns, loops)
 
 
-@pytest.mark.parametrize("case", [one_storage, larger_than_its_storage, read_as_one_part_of_two])
-def test_what_is_sure_to_be_held_is_counted_once(case):
+@pytest.mark.parametrize(
+    ("case", "least"),
+    [
+        (one_storage, 2 * 256),  # h, and its view once; x or y
+        (larger_than_its_storage, 2048),  # y; rows are a view of 256 bytes
+        (read_as_one_part_of_two, 3 * 256),  # k; the part of h that y reads; y
+    ],
+)
+def test_what_is_sure_to_be_held_is_counted_once(case, least):
     graph, sharding = case()
-    # Of the last case that is k: of h, y reads a part that is fetched.
-    assert least_peaks(graph, legalize(graph, sharding)) == [256] * 2
+    assert least_peaks(graph, legalize(graph, sharding)) == [least] * 2

@@ -17,15 +17,16 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_json
-from pardnn.plan.plan import Plan, planned_graph
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner import problem as planning
 from pardnn.planner.algorithms import CUTS, RULES, SHARDED, STAGED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete, decide, memory
-from pardnn.planner.sharded.least_memory import least_peaks
+from pardnn.planner.sharded.least_memory import least_of_partitions, least_peaks
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.shard.search.tofu import TimedSearch
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.units import size_texts
@@ -180,17 +181,20 @@ def test_a_cut_that_is_simulated_says_how_far_its_estimate_is_off() -> None:
     assert problem.log.least_ratio == pytest.approx(found.makespan_s / sum(estimated))
 
 
-@pytest.mark.parametrize(("below", "count"), [(1e-9, 1), (None, 3)])
+@pytest.mark.parametrize(("below", "count"), [(1e-9, (1, 0)), (None, (2, 1))])
 def test_nothing_smaller_is_searched_for_where_the_fastest_cut_is_too_slow(
-    monkeypatch: pytest.MonkeyPatch, below: float | None, count: int
+    monkeypatch: pytest.MonkeyPatch, below: float | None, count: tuple[int, int]
 ) -> None:
+    """Searches for the fewest seconds, and for the fewest bytes."""
     search = unittest.mock.Mock(wraps=SHARDED["tofu"])
     monkeypatch.setitem(decide.SHARDED, "tofu", search)
+    within = unittest.mock.Mock(side_effect=TimedSearch.within, autospec=True)
+    monkeypatch.setattr(TimedSearch, "within", lambda *given: within(*given))
     graph, cluster = captured(many_samples), Cluster.uniform(4, memory=1 << 30)
     problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
     with contextlib.suppress(InfeasibleError):
         decide.fitting_plans(problem, "tofu", unless_above=below)
-    assert search.call_count == count
+    assert (within.call_count, search.call_count) == count
 
 
 @pytest.mark.parametrize("algorithm", ["tofu", "data-parallel", "zero-1"])
@@ -249,3 +253,24 @@ def test_a_cut_whose_activations_do_not_fit_is_not_partitioned(
         assert f"device 0 holds {size_texts(least, least + room)[0]} at once, or more" in str(error)
         assert error.details["peak_bytes"] == least
         assert problem.log.partitioned_ops == 0
+
+
+@pytest.mark.parametrize(("below", "count"), [(1.0, 1), (None, 4)])
+def test_a_cut_that_fits_by_no_partition_is_partitioned_once_beside_a_known_plan(
+    monkeypatch: pytest.MonkeyPatch, below: float | None, count: int
+) -> None:
+    """Without one, what comes nearest is wanted for the error."""
+    graph = captured(many_samples)
+    legal = legalize(graph, SHARDED["zero-3"](graph, Cluster.uniform(4)))
+    plan = spmd_partition(graph, legal, reuse=len(graph.ops))
+    local = planned_graph(graph, plan)
+    least = int(least_of_partitions(local, plan_arrays(local, plan)).max())
+    partition = unittest.mock.Mock(wraps=spmd_partition)
+    monkeypatch.setattr(complete, "spmd_partition", partition)
+    monkeypatch.setattr(complete, "check_least", lambda *_: None)
+    monkeypatch.setattr(complete, "goals_of", lambda *_: [1 << 40] * 4)
+    limited = Cluster.uniform(4, memory=least - 1)
+    problem = Problem(graph, limited, costs_for(graph, limited, "v100"), PlanOptions(reserve=0.0))
+    with pytest.raises(InfeasibleError, match="while .* runs; usable"):
+        complete.plan_of_sharding(problem, legal, unless_above=below)
+    assert partition.call_count == count

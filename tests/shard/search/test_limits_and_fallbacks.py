@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import unittest.mock
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pardnn.shard.search.objective_bytes import BytesObjective, elements
 from pardnn.shard.search.objective_seconds import SecondsObjective, seconds_objective
 from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.recursion import recursive_search
+from pardnn.shard.search.tofu import TimedSearch
 from testbed.hand_graphs import Steps, chain, matmul, mlp
 from tests.shard.search.test_dynamic_program import empty, terms
 
@@ -71,43 +73,56 @@ CASES = [
 def test_a_limit_leaves_the_fastest_that_a_price_on_memory_can_find(number: int) -> None:
     """Corners of the hull of (peak, seconds); at the price that is returned none is better."""
     graph, cluster = CASES[number]
-    problem, objective = timed(graph, cluster)
-    shape = (2,) * (cluster.num_devices // 2)
-    corners, calls = frontier(CostTables(problem, objective, shape)), op_calls(graph)
+    search = TimedSearch(graph, cluster, preset_costs(graph, "k80"))
+    tables, objective = search.tables, search.objective
+    corners = frontier(tables)
     assert len(corners) > 1
     for most, below in itertools.pairwise(reversed(corners)):
         for capacity in (most[0], (most[0] + below[0]) / 2):
-            objective.price = 0.0
-            found, price = tofu._within_memory(
-                graph, calls, problem, objective, make_mesh(shape), capacity
-            )
-            peak = peak_estimate(problem, objective.weights, found.state, shape)
+            found, price = search._cheapest(capacity)
+            peak = peak_estimate(search.problem, objective.weights, found.state, search.mesh.shape)
             expected = most if capacity == most[0] else below
             assert peak == pytest.approx(expected[0])
+            assert found.cost == pytest.approx(expected[1])
             objective.price = 0.0
-            seconds = solve(CostTables(problem, objective, shape), found.state, ()).cost
-            assert seconds == pytest.approx(expected[1])
+            alone = CostTables(search.problem, objective, search.mesh.shape)
+            assert solve(alone, found.state, ()).cost == pytest.approx(found.cost)
             assert price >= 0.0
-            assert seconds + price * peak == pytest.approx(min(s + price * p for p, s in corners))
+            dearest = min(s + price * p for p, s in corners)
+            assert found.cost + price * peak == pytest.approx(dearest)
 
 
-def test_what_just_fits_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_just_fits_has_no_price() -> None:
     graph, cluster = CASES[1]
-    problem, objective = timed(graph, cluster)
-    tables, calls, mesh = CostTables(problem, objective, (2,)), op_calls(graph), make_mesh((2,))
-    free = tofu._fastest(graph, calls, tables)
-    peak = peak_estimate(problem, objective.weights, free.state, (2,))
-    for capacity in (None, peak):
-        found = tofu._within_memory(graph, calls, problem, objective, mesh, capacity)
-        assert found == (free, 0.0)
-    found, price = tofu._within_memory(graph, calls, problem, objective, mesh, 0.99 * peak)
+    search = TimedSearch(graph, cluster, preset_costs(graph, "k80"))
+
+    def peak_of(found: Solution) -> float:
+        return peak_estimate(search.problem, search.objective.weights, found.state, (2,))
+
+    free = tofu._fastest(graph, search.calls, search.tables)
+    for capacity in (None, peak_of(free)):
+        assert search._cheapest(capacity) == (free, 0.0)
+    found, price = search._cheapest(0.99 * peak_of(free))
     assert price > 0.0
     assert found.state != free.state
-    objective.price = 0.0
-    none, price = tofu._within_memory(graph, calls, problem, objective, mesh, 1.0)
+    none, price = search._cheapest(1.0)
     assert price > 0.0  # nothing fits: what holds least is left, and its price
-    least = min(p for p, _ in frontier(tables))
-    assert peak_estimate(problem, objective.weights, none.state, (2,)) == pytest.approx(least)
+    assert peak_of(none) == pytest.approx(min(p for p, _ in frontier(search.tables)))
+
+
+def test_states_at_a_price_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = CASES[2]
+    asked = unittest.mock.Mock(wraps=tofu.best_state)
+    monkeypatch.setattr(tofu, "best_state", asked)
+    search = TimedSearch(graph, cluster, preset_costs(graph, "k80"))
+    peaks = [peak for peak, _ in frontier(search.tables)]
+    capacity = (peaks[0] + peaks[1]) / 2
+    first = search.within(capacity)
+    count = asked.call_count
+    assert search.within(capacity) == first
+    assert asked.call_count == count
+    fewer = TimedSearch(graph, cluster, preset_costs(graph, "k80")).within(peaks[-1])
+    assert search.within(peaks[-1]) == fewer
 
 
 def poor(tables: CostTables) -> Solution:

@@ -25,6 +25,7 @@ from pardnn.planner.sharded.memory import (
     goals_of,
     held_bytes,
     memory_goals,
+    no_partition_fits,
 )
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.sharding import Sharding
@@ -270,7 +271,8 @@ def _within_memory(
     consumer, and for every consumer in turn. The first wins that fits and keeps to `memory_goals`;
     else, as for tensors held whole, the first after sharing all that fits: at once where what
     devices hold all the time is more than the goals. With it are those of `reuses` from the one
-    that it has on; that one alone where none keeps to the goals.
+    that it has on; that one alone where none keeps to the goals. Beside a known plan, one that does
+    not fit is returned as soon as no other one can.
     """
     graph, limits = problem.graph, problem.capacities
     plain: tuple[tuple[int, ...], Plan, Graph, PlanArrays] | None = None
@@ -291,6 +293,8 @@ def _within_memory(
         if fits(local.arrays, arrays, wanted):
             return reuses[i:], plan, local, arrays
         is_last = reuse == reuses[-1]
+        if unless_above is not None and no_partition_fits(local, arrays, limits):
+            return (reuse,), plan, local, arrays
         if plain is None and reuse < number and (is_last or fits(local.arrays, arrays, limits)):
             plain = (reuse,), plan, local, arrays
         held = zip(_held(local, plan), wanted, strict=True)

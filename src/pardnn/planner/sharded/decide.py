@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from pardnn.planner.sharded.memory import PEAK
 from pardnn.planner.sharded.shares import SLACKS, shared_shardings
 from pardnn.shard.recipes.accumulation import ACCUMULATING, accumulating
 from pardnn.shard.recipes.in_pieces import in_pieces
+from pardnn.shard.search.tofu import TimedSearch
 from pardnn.shard.sharding import Sharding
 
 #: Ops of the graph x devices up to which `auto` considers cuts.
@@ -230,10 +230,8 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
     if problem.options.is_timed:
         limits = [size for size in problem.capacities if size is not None]
         capacity = min(limits, default=None)
-        timed = functools.partial(
-            search, graph, cluster, "seconds", costs=problem.costs, fixed=fixed
-        )
-        yield timed(capacity=capacity)
+        timed = TimedSearch(graph, cluster, problem.costs, fixed=fixed)
+        yield timed.within(capacity).sharding
         if capacity is not None:  # the search estimates peaks
-            yield timed(capacity=0.8 * capacity)
+            yield timed.within(0.8 * capacity).sharding
     yield search(graph, cluster, "bytes", fixed=fixed)

@@ -1,29 +1,35 @@
-"""Lower bound on the bytes of devices under a sharding, whatever is fetched and when.
+"""Lower bounds on the bytes of devices under a sharding, whatever is fetched and when.
 
 Problem: a cut that does not fit is partitioned once for each way to share fetches, seconds each.
 Idea: local ops keep the order of the graph, so a device has its shard of a tensor from the op that
-makes it to the last op that reads that shard itself. Regions that are fetched or added up, and what
-an op makes while it runs, do not count: how long they are held is for the partitioner to decide.
-Of tensors that share a storage the largest counts: a local view may be a copy.
+makes it to the last op that reads that shard itself. Regions that are fetched, and results that are
+added up or resharded, count while their op runs: how much longer they are held is for the
+partitioner to decide. Of tensors that share a storage the largest counts: a local view may be a
+copy.
+Once there is a partition, the others are bounded by what it holds without what it fetched.
 Complexity: O(ops x devices); equal devices are walked once per storage.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.ir import LOSS_KIND, Graph, Tensor, contiguous_strides, writes
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor, contiguous_strides, writes
+from pardnn.plan.partitioned_graph import REDUCE
+from pardnn.plan.plan import PlanArrays
 from pardnn.shard.boxes import bytes_of, inside, lengths
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter
 from pardnn.shard.spmd.partial_sums import is_total
 from pardnn.shard.spmd.random_ops import is_random_op
-from pardnn.shard.spmd.templates import partition_op
+from pardnn.shard.spmd.templates import PartitionedOp, partition_op
+from pardnn.sim.peak import live_bytes, live_ranges
 from pardnn.time_limit import check_time
 
 
@@ -38,7 +44,7 @@ def least_peaks(graph: Graph, sharding: Sharding) -> list[int]:
     members: dict[str, list[_Shards]] = {}
     held = np.zeros((len(graph.ops) + 1, emitter.mesh.size), dtype=np.int64)
     residual = {t.name for op in graph.ops if op.memory == "residual" for t in op.outputs}
-    read = _last_readers(emitter)
+    read, brief = _last_readers(emitter)
     for at, number in enumerate(graph.arrays.topological.tolist()):
         op = graph.ops[number]
         if is_random_op(op.kind) and writes(op):  # what it makes may be what it writes
@@ -51,7 +57,9 @@ def least_peaks(graph: Graph, sharding: Sharding) -> list[int]:
                 members.setdefault(owner, []).append(_Shards(at, read[tensor.name], sizes))
     for shards in members.values():
         _add(held, shards)
-    return held.cumsum(axis=0).max(axis=0).tolist()
+    held = held.cumsum(axis=0)
+    held[:-1] += brief
+    return held.max(axis=0).tolist()
 
 
 class _Shards(NamedTuple):
@@ -62,9 +70,15 @@ class _Shards(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _last_readers(emitter: Emitter) -> dict[str, list[int]]:
-    """Return, by tensor and device, the position of the last op that reads the shard; -1: none."""
+def _last_readers(emitter: Emitter) -> tuple[dict[str, list[int]], Int64[ndarray, "n k"]]:
+    """Return who reads shards, and the bytes of what an op has besides them while it runs.
+
+    Returns:
+        By tensor and device, the position of the last op that reads the shard, -1 if none does; and
+        by position and device, bytes of fetched regions, results and workspace.
+    """
     graph, found = emitter.graph, dict[str, list[int]]()
+    brief = np.zeros((len(graph.ops), emitter.mesh.size), dtype=np.int64)
     for at, number in enumerate(graph.arrays.topological.tolist()):
         check_time()
         op = graph.ops[number]
@@ -74,16 +88,73 @@ def _last_readers(emitter: Emitter) -> dict[str, list[int]]:
         axes = emitter.sharding.axes[op.name]
         partitioned = partition_op(op, axes, emitter.tensors, emitter.mesh)
         assert partitioned is not None, "legal shardings cut what can be cut"
+        if not writes(op):
+            brief[at] = _made(emitter, op, partitioned)
+        fetched: dict[str | None, list[int]] = {}
         for slot, name in partitioned.names.items():
             last = found.setdefault(name, [-1] * emitter.mesh.size)
             template, own = partitioned.template, emitter.boxes[name]
             if template.boxes[slot] == own:
                 last[:] = [at] * len(own)
                 continue
+            sizes = fetched.setdefault(emitter.owners[name], [0] * emitter.mesh.size)
             for device, (request, box) in enumerate(zip(template.requests[slot], own, strict=True)):
-                if request is not None and request.content and inside(request.box, box):
+                if request is None or not request.content:
+                    continue
+                if inside(request.box, box):
                     last[device] = at
-    return found
+                else:
+                    size = bytes_of(emitter.tensors[name], lengths(request.box))
+                    sizes[device] = max(sizes[device], size)
+        for sizes in fetched.values():
+            brief[at] += sizes
+    return found, brief
+
+
+def _made(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> list[int]:
+    """Return the bytes of each device's results of an op, unadded, and its workspace."""
+    template = partitioned.template
+    sizes = [math.ceil(op.workspace * fraction) for fraction in template.fractions]
+    for tensor in op.outputs:
+        if emitter.owners[tensor.name] == tensor.name and tensor.name in partitioned.returned:
+            number = partitioned.returned.index(tensor.name)
+            for device, box in enumerate(template.made[number]):
+                sizes[device] += 0 if box is None else bytes_of(tensor, lengths(box))
+    return sizes
+
+
+def least_of_partitions(local: Graph, plan: PlanArrays) -> Int64[ndarray, " k"]:
+    """Return a lower bound on devices' peaks in every partition of a sharding, from one of them.
+
+    Partitions differ in how long they hold what is fetched: slices, received copies and regions
+    count for the ops alone that read them, unless they are added up. O(edges).
+
+    Args:
+        local: The partitioned graph.
+        plan: Its plain plan.
+    """
+    a, n = local.arrays, local.arrays.num_ops
+    reader, read = np.repeat(np.arange(n), np.diff(a.input_ptr)), a.input_tensor
+    is_move = np.array([op.kind.startswith("pardnn.") for op in local.ops])[a.tensor_op]
+    is_sum = np.array([op.kind == REDUCE for op in local.ops])
+    is_fetched = ~is_move
+    is_fetched[read[~is_sum[reader]]] = True
+    sizes = np.where(is_fetched, a.tensor_bytes, 0)
+    sizes = np.concatenate([np.where(is_move, sizes, 0), sizes[plan.message_tensor]])
+    allocated, released = live_ranges(a, plan)
+    devices = np.concatenate([plan.place[a.tensor_op], plan.message_target])
+    is_live = (allocated < n) & (sizes > 0)
+    last = np.minimum(released, plan.order_ptr[devices + 1] - 1)
+    brief = np.zeros(n + 1, dtype=np.int64)
+    np.add.at(brief, np.maximum(allocated, plan.order_ptr[devices])[is_live], sizes[is_live])
+    np.add.at(brief, last[is_live] + 1, -sizes[is_live])
+    is_brief = is_fetched[read] & (a.tensor_alias[read] < 0)
+    is_brief &= is_move[read] | (plan.place[a.tensor_op[read]] != plan.place[reader])
+    needed = np.zeros(n, dtype=np.int64)
+    np.add.at(needed, reader, np.where(is_brief, a.tensor_bytes[read], 0))
+    least = live_bytes(a, plan, (allocated, released)) - brief.cumsum()[:n] + needed[plan.order_op]
+    ends = zip(plan.order_ptr[:-1], plan.order_ptr[1:], strict=True)
+    return np.array([least[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
 
 
 def _is_apart(tensor: Tensor) -> bool:

@@ -12,14 +12,15 @@ import numpy as np
 
 from pardnn.errors import InfeasibleError, shown
 from pardnn.graph.ir import Graph
+from pardnn.place.ordering.memory_bounded import limits
 from pardnn.plan.mesh import Mesh, owned_boxes
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded.least_memory import least_peaks
+from pardnn.planner.sharded.least_memory import least_of_partitions, least_peaks
 from pardnn.shard.boxes import volume
 from pardnn.shard.sharding import Sharding
-from pardnn.sim.peak import live_bytes, one_device_peak
+from pardnn.sim.peak import live_bytes, one_device_peak, peaks
 from pardnn.units import bytes_text, size_texts
 
 #: Times its share of one device's peak that a device should need at most.
@@ -99,13 +100,26 @@ def goals_of(graph: Graph, mesh: Mesh, fetched: int) -> list[int]:
     return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
 
 
+def no_partition_fits(local: Graph, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
+    """Return whether one partition of a sharding tells that no other one fits.
+
+    Args:
+        local: The partitioned graph.
+        plan: Its plain plan.
+        capacities: Usable bytes of each device; None is unlimited.
+    """
+    usable = limits(capacities)
+    if bool((peaks(local.arrays, plan) <= usable).all()):
+        return False
+    return bool((least_of_partitions(local, plan) > usable).any())
+
+
 def check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     """Raise if a device holds more than it may, naming the op at which it holds most."""
     cluster, usable = problem.cluster, problem.capacities
-    limits = np.array([np.iinfo(np.int64).max if size is None else size for size in usable])
     held = live_bytes(local.arrays, plan)
     device_of = plan.place[plan.order_op]
-    over = held - limits[device_of]
+    over = held - limits(usable)[device_of]
     worst = int(over.argmax())
     if over[worst] <= 0:
         return
