@@ -11,6 +11,7 @@ others are registered.
 
 from __future__ import annotations
 
+import abc
 import array
 import ctypes
 import dis
@@ -84,6 +85,29 @@ class Existence:
         if isinstance(self._value, weakref.ref):
             return weakref.ref.__call__(self._value) is not None
         return behind_proxy(self._value) is not None
+
+
+class Registered:
+    """The classes registered with an abstract one or a subclass: its `isinstance` counts them.
+
+    Args:
+        kind: The abstract class.
+    """
+
+    def __init__(self, kind: abc.ABCMeta) -> None:
+        self._kind, self._token, self._known = kind, -1, frozenset[Any]()
+
+    def __call__(self) -> frozenset[Any]:
+        """Return weak references to them."""
+        if (token := abc.get_cache_token()) != self._token:  # some class was registered somewhere
+            self._token, self._known = token, frozenset(_registered_with(self._kind))
+        return self._known
+
+
+def _registered_with(kind: abc.ABCMeta) -> Iterator[Any]:
+    yield from abc._get_dump(kind)[0]  # type: ignore[attr-defined]
+    for each in type.__subclasses__(kind):
+        yield from _registered_with(each)
 
 
 def behind_proxy(value: Any) -> Any:
