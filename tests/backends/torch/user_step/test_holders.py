@@ -198,8 +198,8 @@ def of_an_equal_list() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return lambda x: x * (1 + (held.now is front)), lambda: setattr(held, "now", back)
 
 
-def of_an_equal_list_of_an_id() -> tuple[Callable[..., Any], Callable[[], Any]]:
-    front, back = [0.0], [0.0]
+def of_an_equal_tuple() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    front, back = tuple([0.0]), tuple([0.0])  # noqa: C409 (two objects)
     now = front
 
     def change() -> None:
@@ -246,7 +246,7 @@ HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] =
     "sampler.epoch": of_a_sampler,
     "the classes registered with Kind": of_registered_classes,
     "held.now": of_an_equal_list,
-    "now": of_an_equal_list_of_an_id,
+    "now": of_an_equal_tuple,
     "numpy.get_printoptions()": of_digits_of_numpy,
 }
 

@@ -103,6 +103,7 @@ class GuardWalk:
     ) -> None:
         self._used, self._written, self._left, self.seen = used, written, left, seen
         self._asks = not _ASKING.isdisjoint(used.of_users)
+        self._changing = {holder for holder, _ in (*written, *left)}
         self._tells_apart = any(object_question(each.__code__) for each in used.functions)
         self.guards: list[ItemGuard] = []
         self.attributes, self.pointed = AttributeGuards(), AttributeGuards()
@@ -120,8 +121,12 @@ class GuardWalk:
         guards.add(name, get, is_same=self._is_one(get()), place=place, address=address or 0)
 
     def _is_one(self, value: Any) -> bool:
-        """Whether code may tell a value from an equal one: `self.filled is self.back`."""
-        return self._tells_apart and isinstance(value, list | dict)
+        """Whether an equal object is another one: code may tell, or the step writes into it.
+
+        What it writes may have two names, and the user may give one of them a copy.
+        """
+        is_told = isinstance(value, list | dict | tuple) and self._tells_apart
+        return is_told or (isinstance(value, list | dict) and id(value) in self._changing)
 
     def walk(self, name: str, start: Any, *, is_weak: bool = False) -> None:
         """Guard everything that a value leads to; targets of weak references are noted in `weak`.
