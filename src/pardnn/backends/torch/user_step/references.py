@@ -95,17 +95,18 @@ class Registered:
     """
 
     def __init__(self, kind: abc.ABCMeta) -> None:
-        self._kind, self._token, self._known = kind, -1, frozenset[Any]()
+        self._kind, self._token, self._known = kind, -1, list[str]()
 
-    def __call__(self) -> frozenset[Any]:
-        """Return weak references to them."""
+    def __call__(self) -> list[str]:
+        """Return their names, in order: the same on all ranks."""
         if (token := abc.get_cache_token()) != self._token:  # some class was registered somewhere
-            self._token, self._known = token, frozenset(_registered_with(self._kind))
+            self._token, self._known = token, sorted(_registered_with(self._kind))
         return self._known
 
 
-def _registered_with(kind: abc.ABCMeta) -> Iterator[Any]:
-    yield from abc._get_dump(kind)[0]  # type: ignore[attr-defined]
+def _registered_with(kind: abc.ABCMeta) -> Iterator[str]:
+    found = (ref() for ref in abc._get_dump(kind)[0])  # type: ignore[attr-defined]
+    yield from (each.__qualname__ for each in found if each is not None)
     for each in type.__subclasses__(kind):
         yield from _registered_with(each)
 
