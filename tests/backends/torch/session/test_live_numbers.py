@@ -49,6 +49,21 @@ def test_an_attribute_that_changes_at_every_call_is_captured_twice() -> None:
     assert captures(lambda x: x * held.scale, lambda i: setattr(held, "scale", 1 / (i + 1))) == 2
 
 
+def test_beside_an_optimizer_with_settings_that_are_ints() -> None:
+    """SGD passes `alpha=1 - dampening` only if it is no plain 1: no symbol can stand for it."""
+    held = SimpleNamespace(scale=1.0)
+
+    def make() -> Any:
+        step, (model, _, x, y), found = weighed(lambda loss: loss * held.scale)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return step, (model, optimizer, x, y), [found, optimizer.state]
+
+    def change(i: int, _args: Any) -> None:
+        held.scale = 1 / (i + 1)
+
+    assert assert_leaves_as_eager(make, CALLS, between=change) == 2
+
+
 def test_an_item_of_a_dictionary_and_of_a_list_as_well() -> None:
     items, rates = {"scale": 1.0}, [1.0, 2.0]
     assert captures(lambda x: x / items["scale"], lambda i: items.update(scale=0.5 + i)) == 2

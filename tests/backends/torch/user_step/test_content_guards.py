@@ -105,6 +105,15 @@ def test_large_arrays_are_not_compared_at_every_call() -> None:
     assert not guards.changes({})
 
 
+def test_small_contents_are_compared_before_large_ones() -> None:
+    rows = [np.zeros(60_000, dtype=np.uint8) for _ in range(30)]
+    weights, seen = np.ones(3), {1, 2}
+    guards = Guards(lambda x: x * rows[0][0] * weights[1] * len(seen), [torch.ones(2)], [0])
+    weights[1] = 2.0
+    seen.add(3)
+    assert {change.name for change in guards.changes({})} == {"weights", "seen"}
+
+
 def test_of_libraries_the_variables_that_they_name_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "PARDNN_TEST_DEPTH", "4")
     (get,) = dict(shared_values({"getenv", "PARDNN_TEST_DEPTH", "depth"})).values()

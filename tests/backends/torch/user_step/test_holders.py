@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import decimal
 import math
@@ -171,6 +172,53 @@ def of_a_sampler() -> tuple[Callable[..., Any], Callable[[], Any]]:
     return lambda x: x * sampler.epoch, lambda: sampler.set_epoch(3)
 
 
+class Kind(abc.ABC):
+    """Classes may be registered with it, or with a subclass."""
+
+    @abc.abstractmethod
+    def gain(self) -> float:
+        """Return a number."""
+
+
+class Special(Kind):
+    pass
+
+
+def of_registered_classes() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    class Plain:
+        pass
+
+    plain = Plain()
+    return lambda x: x * (1 + isinstance(plain, Kind)), lambda: Special.register(Plain)
+
+
+def of_an_equal_list() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    front, back = [0.0], [0.0]
+    held = types.SimpleNamespace(now=front)
+    return lambda x: x * (1 + (held.now is front)), lambda: setattr(held, "now", back)
+
+
+def of_an_equal_tuple() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    front, back = tuple([0.0]), tuple([0.0])  # noqa: C409 (two objects)
+    now = front
+
+    def change() -> None:
+        nonlocal now
+        now = back
+
+    return lambda x: x * (1 + (id(now) == id(front))), change
+
+
+def of_digits_of_numpy() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    values = np.array([1.2345])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        print(values)
+        return x
+
+    return step, lambda: np.set_printoptions(precision=2)
+
+
 HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] = {
     "len(view.gain)": of_a_view,
     "chained.maps.0.gain": of_a_chain,
@@ -196,6 +244,10 @@ HOLDERS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[[], Any]]]] =
     "model._forward_pre_hooks.0.n_power_iterations": of_a_hook_of_torch,
     "prior.loc": of_a_distribution,
     "sampler.epoch": of_a_sampler,
+    "the classes registered with Kind": of_registered_classes,
+    "held.now": of_an_equal_list,
+    "now": of_an_equal_tuple,
+    "numpy.get_printoptions()": of_digits_of_numpy,
 }
 
 
@@ -206,7 +258,7 @@ def _process(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Registry, "gain", 1.0)
     threads, limit = torch.get_num_threads(), sys.getrecursionlimit()
     monkeypatch.setattr(sys, "argv", [*sys.argv])
-    with decimal.localcontext(), np.errstate(), warnings.catch_warnings():
+    with decimal.localcontext(), np.errstate(), np.printoptions(), warnings.catch_warnings():
         yield
     torch.set_num_threads(threads)
     sys.setrecursionlimit(limit)
@@ -220,6 +272,13 @@ def test_a_change_is_named(name: str) -> None:
     assert not guards.changes({0: X})
     change()
     assert [each.name for each in guards.changes({0: X})] == [name]
+
+
+def test_equal_lists_are_the_same_to_code_that_does_not_tell_them_apart() -> None:
+    held = types.SimpleNamespace(now=[0.0])
+    guards = Guards(lambda x: x * held.now[0] if held.now is not None else x, (X,), (0,))
+    held.now = [0.0]
+    assert not guards.changes({0: X})
 
 
 @pytest.mark.usefixtures("_process")

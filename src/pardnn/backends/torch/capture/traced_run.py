@@ -59,6 +59,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import (
 from pardnn.backends.torch.capture.refusals.collectives import objects_refused
 from pardnn.backends.torch.capture.refusals.default_dtype import other_dtypes_refused
 from pardnn.backends.torch.capture.refusals.dropped_objects import Dropped
+from pardnn.backends.torch.capture.refusals.kernel_settings import flushing_refused
 from pardnn.backends.torch.capture.refusals.library_globals import (
     LibraryGlobals,
     check_library_globals,
@@ -105,6 +106,7 @@ def run_traced(
         with _tracing(tracer, mode):
             result = context.run(step, *args)
         tracer.rng_replays.finish()
+        tracer.kernel_settings.check()
     except PardnnError:
         raise
     except (
@@ -141,8 +143,8 @@ def _tracing(tracer: Tracer, mode: fake_tensor.FakeTensorMode) -> Iterator[None]
     where = tracer.locator.line
     refused = threads_refused(where), objects_refused(where), other_dtypes_refused(where)
     with (
-        refused[0], refused[1], refused[2], _uncompiled(), _quiet_fakes(), mode, tracer, traced[0],
-        traced[1], python_calls(),
+        refused[0], refused[1], refused[2], flushing_refused(where), _uncompiled(), _quiet_fakes(),
+        mode, tracer, traced[0], traced[1], python_calls(),
     ):  # fmt: skip
         yield
 

@@ -28,6 +28,7 @@ from pardnn.backends.torch.capture.numbers.questions import NoCheck
 from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.collectives import collective
+from pardnn.backends.torch.capture.refusals.kernel_settings import KernelSettings
 from pardnn.backends.torch.capture.rewrites.tensor_checks import CHECKS, tensor_check
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
@@ -64,6 +65,7 @@ class Tracer(TorchDispatchMode):
         scalars: Its host scalars.
         aliases: Which value each tensor is.
         rng_replays: Finds the random calls that replay the numbers of an earlier one.
+        kernel_settings: The settings that decide how some of the calls compute.
         before_call: Called before each call; None for nothing.
         before_write: Called with each tensor before a call that writes it; None for nothing.
         undoing: The calls that keep and put back what others write: `rewrites.undoing`.
@@ -82,6 +84,7 @@ class Tracer(TorchDispatchMode):
         self._fake_cache = fake_cache or FakeCache(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self.rng_replays = RngReplays()
+        self.kernel_settings = KernelSettings(locator.line)
         self.before_call: Callable[[], None] | None = None
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.undoing: set[Call] = set()
@@ -328,6 +331,7 @@ class Tracer(TorchDispatchMode):
             for value in call.inputs:
                 aliases.note_read(call, value)
         self.locator.annotate(call)
+        self.kernel_settings.note(call, results)
         self.calls.append(call)
         if not written:
             call.returns = [None if t is None else aliases.new_value(call, t) for t in results]

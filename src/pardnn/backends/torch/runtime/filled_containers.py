@@ -93,6 +93,12 @@ def filled_names(graph: Graph) -> list[str]:
     return list(dict.fromkeys(each["call"][0] for each in effects if "call" in each))
 
 
+def assigned_names(graph: Graph) -> set[str]:
+    """Return the names of the places that a graph's step assigns."""
+    effects = graph.step_notes.get("effects", [])
+    return {_shown(each["assign"][0]) for each in effects if "assign" in each}
+
+
 def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) -> None:
     """Put the output of the last step into containers.
 

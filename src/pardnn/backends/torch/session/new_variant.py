@@ -20,11 +20,12 @@ import torch
 
 from pardnn.backends.torch.capture.capture import capture_step
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_what_changed
+from pardnn.backends.torch.capture.to_graph import Captured
 from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
-from pardnn.backends.torch.runtime.filled_containers import filled_names
+from pardnn.backends.torch.runtime.filled_containers import assigned_names, filled_names
 from pardnn.backends.torch.runtime.memory.fixed_places import choose_memory
 from pardnn.backends.torch.runtime.notices import (
     Made,
@@ -266,6 +267,15 @@ class Maker:
             () if shared is None else shared.constants,
         )
 
+    def _check_kept(self, captured: Captured) -> None:
+        """Raise E806 if a tensor that eager steps keep would be another one by a graph."""
+        for name, (geometry, made_of) in captured.made_anew.items():
+            if self._kept.setdefault((name, geometry), made_of) != made_of:
+                raise kept_of_what_changed(name)
+        # The graph would leave it now, and none before has.
+        if again := {name for name, _ in self._kept} & assigned_names(captured.graph):
+            raise kept_of_what_changed(min(again))
+
     def _captured(self, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         begin = time.perf_counter()
         whole_of = self._state.whole_of
@@ -275,9 +285,7 @@ class Maker:
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
             filled=self._filled, live=wanted, flags=self._flags,
         )  # fmt: skip
-        for name, (geometry, made_of) in captured.made_anew.items():
-            if self._kept.setdefault((name, geometry), made_of) != made_of:
-                raise kept_of_what_changed(name)
+        self._check_kept(captured)
         self._filled.update(filled_names(captured.graph))
         self._fixed |= wanted - captured.live
         self._live |= captured.live

@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.capture.test_capture_equal import assert_equal
-from tests.backends.torch.stepping import Entry, assert_as_eager, cut_plan, eager, on_ranks, small
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    assert_leaves_as_eager,
+    cut_plan,
+    eager,
+    on_ranks,
+    small,
+)
 
 Loss = Callable[..., torch.Tensor]
 
@@ -105,3 +113,39 @@ def test_a_complex_number_is_refused() -> None:
     assert caught.value.code == "E802"
     assert "test_numbers_read.py" in caught.value.details["source"]
     assert_equal(lambda: entry(lambda m, x, y: F.mse_loss(m(x), y) * (x * 1j).sum().abs().item()))
+
+
+class _Normed(torch.optim.Optimizer):
+    """Keeps the norm of each gradient, a number that only a run knows."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["norm"] = p.grad.norm().item()
+                p.add_(p.grad, alpha=-group["lr"] / (1 + self.state[p]["norm"]))
+
+
+def test_a_number_that_an_optimizer_reads_at_its_first_step_is_followed_after_it() -> None:
+    def make(begin: bool) -> Any:
+        model, x, y = small()
+        optimizer: Any = _Normed(model.parameters())
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if begin:
+            step(model, optimizer, x, y)
+        return step, (model, optimizer, x, y), [model, optimizer.state]
+
+    with pytest.raises(UnsupportedError, match="run one step\n.*of your own before") as caught:
+        capture(make(False)[0], *make(False)[1])
+    assert caught.value.code == "E804"
+    assert_leaves_as_eager(lambda: make(True), 3)

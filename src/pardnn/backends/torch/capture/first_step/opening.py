@@ -133,7 +133,10 @@ def created_numbers(
     then = values_by_name(before.contents, old) | texts_of_states(before, old)
     now = values_by_name(objects.contents, names) | texts_of_states(objects, names)
     numbers = _with_symbols(objects, names) | now
-    created = sorted(numbers.keys() - then.keys() - trace.sources.keys() - trace.changed.keys())
+    known = then.keys() | trace.sources.keys() | trace.changed.keys()
+    # What an assigned container holds is made with it.
+    made = tuple(f"{name}." for name in trace.assigned)
+    created = sorted(name for name in numbers.keys() - known if not name.startswith(made))
     inner = containers_in_states(objects)
     within = values_by_name([x for x in objects.contents if id(x[1]) in inner], names)
     if not within.keys().isdisjoint(created):

@@ -27,6 +27,7 @@ from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import all_numbers, numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
+from pardnn.graph.ir import is_in_group
 
 
 @dataclass(frozen=True)
@@ -126,22 +127,21 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
 
 
 def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
-    """Return the selection without tables, `live` numbers, ints or floats of arguments.
+    """Return a failed selection without tables, `live` numbers, ints or floats; None without any.
 
-    None if none of these is left. Settings of optimizers stay: they may change at each call.
-
-    Args:
-        chosen: The selection with which the step cannot be traced.
-        found: Sources of the step.
+    Floats of an optimizer's settings stay. Its ints go first: SGD's 1 - dampening is left out if 1.
     """
     if chosen.tables:
         return replace(chosen, tables=())
-    if chosen.live:
-        return chosen.without_live(chosen.live)
     inputs = [each for each in found if each.kind == "input" and each.name not in chosen.frozen]
     ints = {each.name for each in inputs if type(each.get()) is int}
+    if chosen.live and any(map(is_in_group, ints)):
+        return replace(chosen, frozen=chosen.frozen | {*filter(is_in_group, ints)})
+    if chosen.live:
+        others = frozenset(name for name in chosen.frozen if not is_in_group(name))
+        return replace(chosen.without_live(chosen.live), frozen=others)
     floats = {each.name for each in inputs if isinstance(each.get(), float)}
-    fixed = ints or {name for name in floats if ".param_groups." not in f".{name}"}
+    fixed = ints or {name for name in floats if not is_in_group(name)}
     return replace(chosen, frozen=chosen.frozen | fixed) if fixed else None
 
 

@@ -33,6 +33,12 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
                 "Take parameters out of a group between two calls, and freeze them:\n"
                 'p.requires_grad_(False), and group["params"] = group["params"][:2].'
             )
+    elif ".state." in first:
+        advice = (
+            "What an optimizer makes at its first step is followed once it is there: run one step\n"
+            "of your own before capturing. Otherwise, move it out of the step: collect and\n"
+            "compare what it returns, after it has returned."
+        )
     return error_at(
         where,
         f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"

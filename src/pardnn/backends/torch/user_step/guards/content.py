@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import gc
@@ -141,28 +142,38 @@ class ClassGuards:
 
 
 class ContentGuards:
-    """Guards on the content of sets, byte arrays and NumPy arrays."""
+    """Guards on the content of sets, byte arrays and NumPy arrays; the smallest ones come first."""
 
     def __init__(self) -> None:
-        self._guards: list[tuple[str, Any, Any]] = []
-        self._bytes = 0
+        self._guards: dict[int, tuple[str, Any, Any]] = {}
+        self._sizes: list[tuple[int, int]] = []  # and the guards' keys, in order
+        self._bytes = self._num_added = 0
 
     def add(self, name: str, value: Any) -> None:
-        """Guard a value.
+        """Guard a value, in place of larger ones if there is too much to compare.
 
         Args:
             name: Dotted path to it.
             value: A value of a type for which `has_content` is true.
         """
         size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
-        if self._bytes + size <= _MAX_BYTES:
-            self._bytes += size
-            self._guards.append((name, value, content_of(value)))
+        if size > _MAX_BYTES or (self._bytes + size > _MAX_BYTES and size >= self._largest()):
+            return
+        self._bytes, self._num_added = self._bytes + size, self._num_added + 1
+        self._guards[self._num_added] = name, value, content_of(value)
+        bisect.insort(self._sizes, (size, self._num_added))
+        while self._bytes > _MAX_BYTES:
+            largest, key = self._sizes.pop()
+            self._bytes -= largest
+            del self._guards[key]
+
+    def _largest(self) -> int:
+        return self._sizes[-1][0] if self._sizes else 0
 
     def changes(self) -> list[Change]:
         """Return the values whose content has changed."""
         found: list[Change] = []
-        for name, value, then in self._guards:
+        for name, value, then in self._guards.values():
             if content_of(value) != then:
                 kind = type(value).__name__
                 other = "order" if isinstance(value, OrderedDict) else "content"

@@ -176,6 +176,11 @@ def _precision() -> tuple[Any, ...]:
     return context.prec, context.rounding, context.Emin, context.Emax
 
 
+def _precisions() -> list[str]:
+    get = torch._C._get_fp32_precision_getter
+    return [get(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
+
+
 #: Process-wide settings, read by a function or attribute of this name.
 _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "Decimal": _precision,
@@ -188,6 +193,10 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "get_num_threads": torch.get_num_threads,
     "getcwd": _folder,
     "getlocale": locale.getlocale,
+    # What the step itself sets holds for all graphs, but each was captured under one setting.
+    "set_num_threads": torch.get_num_threads,
+    "set_float32_matmul_precision": torch.get_float32_matmul_precision,
+    "fp32_precision": lambda: _precisions(),
     "is_anomaly_enabled": torch.is_anomaly_enabled,
     "benchmark": torch._C._get_cudnn_benchmark,
     "allow_tf32": lambda: 2 * torch._C._get_cublas_allow_tf32() + torch._C._get_cudnn_allow_tf32(),
@@ -204,9 +213,14 @@ _PROCESS_SETTINGS: dict[str, Callable[[], Any]] = {
     "sched_getaffinity": lambda: sorted(os.sched_getaffinity(0)),
     "warn": lambda: [each for each in warnings.filters if each[0] == "error"],
 }
+#: By these, texts of arrays are made or told.
+_TELLING = frozenset({"print", "str", "repr", "format", "write", "debug", "info", "warning"})
 #: How messages name them, if not by such a function.
 _SHOWN = {
     "Decimal": "decimal.getcontext()",
+    "set_num_threads": "get_num_threads()",
+    "set_float32_matmul_precision": "get_float32_matmul_precision()",
+    "fp32_precision": "fp32_precision of torch.backends",
     "allow_tf32": "allow_tf32",
     "argv": "sys.argv",
     "warn": "the filters of warnings that raise",
@@ -226,3 +240,5 @@ def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[],
     for name, get in _PROCESS_SETTINGS.items():
         if name in names:
             yield _SHOWN.get(name, f"{name}()"), get
+    if not _TELLING.isdisjoint(names):
+        yield "numpy.get_printoptions()", np.get_printoptions

@@ -5,6 +5,7 @@ See `guards.guards`, which compares what is gathered here at every call.
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextvars
 import functools
@@ -18,6 +19,7 @@ from pardnn.backends.torch.user_step.code_names import (
     globals_named,
     is_library_function,
     is_users_code,
+    object_question,
 )
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
 from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_settable, is_users_object
@@ -46,6 +48,7 @@ from pardnn.backends.torch.user_step.guards.parameter import (
 from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
+    Registered,
     behind_proxy,
     cells,
     is_reference,
@@ -100,6 +103,8 @@ class GuardWalk:
     ) -> None:
         self._used, self._written, self._left, self.seen = used, written, left, seen
         self._asks = not _ASKING.isdisjoint(used.of_users)
+        self._changing = {holder for holder, _ in (*written, *left)}
+        self._tells_apart = any(object_question(each.__code__) for each in used.functions)
         self.guards: list[ItemGuard] = []
         self.attributes, self.pointed = AttributeGuards(), AttributeGuards()
         self.contents, self.classes = ContentGuards(), ClassGuards()
@@ -113,7 +118,15 @@ class GuardWalk:
         address = attribute_address(value, key)
         guards = self.attributes if address is None else self.pointed
         get = functools.partial(getattr, value, key, None)
-        guards.add(name, get, place=place, address=address or 0)
+        guards.add(name, get, is_same=self._is_one(get()), place=place, address=address or 0)
+
+    def _is_one(self, value: Any) -> bool:
+        """Whether an equal object is another one: code may tell, or the step writes into it.
+
+        What it writes may have two names, and the user may give one of them a copy.
+        """
+        is_told = isinstance(value, list | dict | tuple) and self._tells_apart
+        return is_told or (isinstance(value, list | dict) and id(value) in self._changing)
 
     def walk(self, name: str, start: Any, *, is_weak: bool = False) -> None:
         """Guard everything that a value leads to; targets of weak references are noted in `weak`.
@@ -174,6 +187,8 @@ class GuardWalk:
             if is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
                 yield type(value).__name__, type(value)
+            if isinstance(value, abc.ABCMeta) and self._is_named(value):
+                self.attributes.add(f"the classes registered with {path}", Registered(value))
         elif isinstance(value, HOLDERS):
             yield from self._container(path, vars(value), any_key)
         elif (parts := _parts(path, value)) is not None:
@@ -211,6 +226,9 @@ class GuardWalk:
         self.guards.append(ItemGuard(path, own, keys))
         yield from ((dotted(path, key), own[key]) for key in keys)
 
+    def _is_named(self, kind: type) -> bool:
+        return is_users_code(kind) or kind.__name__ in self._used.of_users
+
     def _is_run_or_used(self, key: Any) -> bool:
         return key in RUN_UNNAMED or key in self._used
 
@@ -218,7 +236,8 @@ class GuardWalk:
         for key in slots_of_class(type(value)):
             if key in self._used and (id(value), key) not in self._written:
                 get = functools.partial(getattr, value, key, None)
-                self.attributes.add(dotted(path, key), get, place=(id(value), key))
+                is_one, place = self._is_one(get()), (id(value), key)
+                self.attributes.add(dotted(path, key), get, is_same=is_one, place=place)
                 yield dotted(path, key), get()
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
@@ -273,7 +292,8 @@ class GuardWalk:
 
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
-        self.guards.append(ItemGuard(path, holder, list(items), is_guarded, left, same))
+        ones = [key for key, x in items.items() if self._is_one(x) and key not in left]
+        self.guards.append(ItemGuard(path, holder, list(items), is_guarded, left, (*same, *ones)))
         yield from ((dotted(path, key), x) for key, x in items.items() if key not in same)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -324,7 +344,8 @@ class GuardWalk:
         namespace = function.__globals__
         used = globals_named(function)
         kept = sorted(key for key in used if (id(namespace), key) not in self._written)
-        self.guards.append(ItemGuard("", namespace, kept))
+        ones = [key for key in kept if self._is_one(namespace[key])]
+        self.guards.append(ItemGuard("", namespace, kept, same=ones))
         yield from ((key, namespace[key]) for key in kept)
         yield from imported_modules(function)
 
