@@ -249,6 +249,16 @@ def test_columns_that_come_far_above_a_known_plan_are_placed_once(
     assert place.call_count == times
 
 
+def test_columns_that_do_not_fit_are_not_placed_under_less_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    column = Problem(graph(), Cluster.uniform(2, memory=1 << 30), preset_costs(graph(), "v100"))
+    place = unittest.mock.Mock(side_effect=[InfeasibleError("full"), AssertionError])
+    monkeypatch.setattr(spread, "_step_of", lambda *_: None)
+    with pytest.raises(InfeasibleError, match="full"):
+        spread.best_spread(column, unittest.mock.Mock(), column, None, place)
+
+
 def test_submeshes_are_alike() -> None:
     assert submesh_sizes(islands(2, 4)) == [2, 4]
     assert submesh_sizes(Cluster.uniform(6, bandwidth=1e9)) == [2, 3]

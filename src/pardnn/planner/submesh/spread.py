@@ -142,6 +142,10 @@ def best_spread(
     for room in ROOM if is_limited else ROOM[:1]:
         try:
             placed = place(_within(column, room))
+        except InfeasibleError as error:  # nor do columns fit into less
+            failure = failure or error
+            break
+        try:
             found = _spread(problem, columns, step, placed)
         except InfeasibleError as error:
             failure = failure or error
