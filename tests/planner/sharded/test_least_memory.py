@@ -12,7 +12,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.sharded.least_memory import least_of_partitions, least_peaks
-from pardnn.planner.sharded.memory import held_bytes
+from pardnn.planner.sharded.memory import held_bytes, no_partition_fits
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.sharding import Sharding
@@ -138,3 +138,35 @@ def read_as_one_part_of_two():
 def test_what_is_sure_to_be_held_is_counted_once(case, least):
     graph, sharding = case()
     assert least_peaks(graph, legalize(graph, sharding)) == [least] * 2
+
+
+def fetched_early_and_late():
+    """Both devices need columns of h, cut by rows, before and after what takes most memory."""
+    s = Steps()
+    s.call("h", "aten.relu.default", [s.source("x", (8, 16))], (8, 16))
+    s.call("y", "aten.relu.default", ["h"], (8, 16))
+    s.call("a", "aten.relu.default", [s.source("b", (8, 64))], (8, 64))
+    s.call("c", "aten.relu.default", ["a"], (8, 64))
+    s.call("z", "aten.mul.Tensor", ["h", "y"], (8, 16))
+    s.call("k", "aten.relu.default", ["h"], (8, 16))
+    rows, columns = dict.fromkeys("xhabck", (0,)), dict.fromkeys("yz", (1,))
+    loops = dict.fromkeys("hack", ("i0",)) | dict.fromkeys("yz", ("i1",))
+    return s.graph(), Sharding(make_mesh((2,)), rows | columns, loops)
+
+
+def test_another_partition_may_fit():
+    graph, sharding = fetched_early_and_late()
+    legal = legalize(graph, sharding)
+    found = []
+    for reuse in (len(graph.ops), 0):
+        plan = spmd_partition(graph, legal, reuse=reuse)
+        local = planned_graph(graph, plan)
+        found.append((local, plan_arrays(local, plan)))
+    most, least = (int(peaks(local.arrays, arrays).max()) for local, arrays in found)
+    assert least < most
+    local, arrays = found[0]
+    bound = int(least_of_partitions(local, arrays).max())
+    assert not no_partition_fits(local, arrays, [most] * 2)
+    assert not no_partition_fits(local, arrays, [least] * 2)
+    assert not no_partition_fits(local, arrays, [bound, None])
+    assert no_partition_fits(local, arrays, [bound - 1] * 2)

@@ -88,8 +88,7 @@ def _last_readers(emitter: Emitter) -> tuple[dict[str, list[int]], Int64[ndarray
         axes = emitter.sharding.axes[op.name]
         partitioned = partition_op(op, axes, emitter.tensors, emitter.mesh)
         assert partitioned is not None, "legal shardings cut what can be cut"
-        if not writes(op):
-            brief[at] = _made(emitter, op, partitioned)
+        brief[at] = _made(emitter, op, partitioned)
         fetched: dict[str | None, list[int]] = {}
         for slot, name in partitioned.names.items():
             last = found.setdefault(name, [-1] * emitter.mesh.size)

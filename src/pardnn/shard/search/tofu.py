@@ -229,10 +229,9 @@ class TimedSearch:
         problem, sharding = self.problem, expanded(self.problem, best.state, self.mesh, self.graph)
         freed = None if self.is_fixed else self._freed(sharding, price)
         if freed is not None:
-            peak = self._peak(*freed)
-            if capacity is None or peak <= capacity:
-                problem, best = freed
-                best = best._replace(cost=best.cost - price * peak)
+            untied = self._priced(*freed, price)
+            if capacity is None or untied.peak <= capacity:
+                problem, best = freed[0], untied.solution
                 sharding = expanded(problem, best.state, self.mesh, self.graph)
         return SearchResult(sharding, best.cost, best.is_exact, self.level, len(problem.factors))
 
@@ -275,15 +274,15 @@ class TimedSearch:
                 found = best_state(self.tables.limited())  # what is sent costs the same
             else:
                 found = _fastest(self.graph, self.calls, self.tables)
-            peak = self._peak(self.problem, found)
-            self._known[price] = _Priced(found._replace(cost=found.cost - price * peak), peak)
+            self._known[price] = self._priced(self.problem, found, price)
         return self._known[price]
 
-    def _peak(self, problem: Problem, found: Solution) -> float:
+    def _priced(self, problem: Problem, found: Solution, price: float) -> _Priced:
         weights = self.objective.weights
         if problem is not self.problem:
             weights = memory_weights(self.graph, problem)
-        return peak_estimate(problem, weights, found.state, self.mesh.shape)
+        peak = peak_estimate(problem, weights, found.state, self.mesh.shape)
+        return _Priced(found._replace(cost=found.cost - price * peak), peak)
 
     def _freed(self, sharding: Sharding, price: float) -> tuple[Problem, Solution] | None:
         def timed(problem: Problem) -> SecondsObjective:
