@@ -31,15 +31,16 @@ PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3
 # Images for containers set it. Each process of a test would compile the package again: 0.4 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
+.PHONY: test demo bench lint format compiled kernels shapes coverage jit torch ranks rest long clean kills \
 	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz properties site
 
-TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+SYNC = $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-# Two at a time, in this order: when `shapes` is done, `jit` has compiled and cached nearly all kernels
-# that `rest` and `ranks` call.
+# Kernels first, or jobs side by side would compile the same ones. Then three at a time for two cores, as
+# `ranks` waits for its processes a third of its time, and the longest first, so that none ends alone.
 test: $(STAMP)
-	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes rest ranks
+	$(MAKE) -j2 $(SYNC) lint compiled
+	$(MAKE) -j3 $(SYNC) ranks rest jit shapes
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt
@@ -65,7 +66,12 @@ format: $(STAMP)
 
 # A core each.
 kernels: $(STAMP)
-	$(MAKE) $(TWO_AT_A_TIME) jit shapes
+	$(MAKE) -j2 $(SYNC) jit shapes
+
+# Fills numba's cache with the kernels of all algorithms.
+compiled: $(STAMP)
+	$(BIN)/python -c 'from pardnn.planner import algorithms, warm_up; \
+	  warm_up.warm_up(algorithms.ALGORITHMS, polished=True)'
 
 # Kernels as plain Python: array shapes are checked at every call.
 shapes: $(STAMP)

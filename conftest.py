@@ -43,8 +43,12 @@ LONG = {
     "test_saved_runs.py", "test_soak.py", "test_training_kills.py", "test_two_nodes.py",
     "test_whole_process.py",
 }  # fmt: skip
-#: They look at all that is alive: it takes longer in a process with the garbage of others.
-FIRST = ("test_local_ops.py", "test_references.py")
+#: They look at all that is alive, collect it or fork most: all three take longer with what other
+#: tests left. 10 of 42 processor seconds of these in `rest`, 20 of 48 in `ranks`.
+FIRST = (
+    "test_local_ops.py", "test_caches.py", "test_references.py", "test_limits.py",
+    "test_rebound.py", "test_variants.py",
+)  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
