@@ -1,4 +1,4 @@
-"""Pausing Python's garbage collector where all that is allocated stays alive anyway."""
+"""Python's garbage collector: paused where all that is allocated stays, asked for all objects."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def collector_paused() -> Iterator[None]:
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+@contextlib.contextmanager
+def frozen_too() -> Iterator[None]:
+    """Let the collector tell of all objects, as of those that `gc.freeze()` took from it."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
+        if is_frozen:
+            gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -236,3 +237,20 @@ def test_a_table_grows_by_its_own_length_or_by_a_number_beside_it(by_number: boo
         return {2: torch.ones(2, (4, 6, 3, 7)[i], 3)}
 
     assert assert_leaves_as_eager(lambda: growing(by_number), 4, given) == 4
+
+
+def test_a_cache_that_the_user_froze_keeps_no_tensor_of_a_trace() -> None:
+    """`gc.freeze()` hides objects from those who ask the collector for what refers to another."""
+
+    @functools.lru_cache
+    def table(number: int) -> torch.Tensor:
+        return torch.arange(1.0, number)
+
+    gc.collect()
+    gc.freeze()
+    try:
+        captures(
+            lambda: table(4).sum(), lambda i: i == 2 and table(4).mul_(2), begin=table.cache_clear
+        )
+    finally:
+        gc.unfreeze()

@@ -36,6 +36,7 @@ from pardnn.backends.torch.user_step.code_names import (
     names_in,
 )
 from pardnn.errors import UnsupportedError, shown
+from pardnn.gc_pause import frozen_too
 
 #: Types that change in place and hold only bytes; all values of `ctypes` share one class.
 BYTES = (bytearray, array.array, memoryview, ctypes.c_int.__mro__[-2])
@@ -354,7 +355,8 @@ def _registered(space: str, name: str) -> Iterator[Any]:
 @functools.lru_cache(maxsize=1)  # a walk calls it for each function, and a search takes 0.1 s
 def _held_by_cpp(_registered: frozenset[str]) -> tuple[list[Any], list[Any]]:
     """Return the user's callables that C++ holds, and the functions for gradients of ops."""
-    objects = gc.get_objects()
+    with frozen_too():
+        objects = gc.get_objects()
     running, frame = set(), sys._getframe()
     while frame is not None:
         running.add(frame.f_code)

@@ -31,6 +31,7 @@ from pardnn.backends.torch.capture.choices.normal_form import (
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.source_location import LINES, shown_path
 from pardnn.errors import PardnnError
+from pardnn.gc_pause import frozen_too
 
 _Place = tuple[str, str, int]
 
@@ -102,7 +103,9 @@ class NormalForms:
         if form is None:
             return False
         self._forms[place] = form
-        for each in gc.get_referrers(code):
+        with frozen_too():
+            holders = gc.get_referrers(code)
+        for each in holders:
             if isinstance(each, types.FunctionType) and each.__code__ is code:
                 self._functions[id(each)] = each
         return True

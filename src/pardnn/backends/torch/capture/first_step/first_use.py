@@ -42,6 +42,7 @@ from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 from pardnn.errors import PardnnError
+from pardnn.gc_pause import frozen_too
 from pardnn.graph.ir import is_in_group
 
 #: Counts and content hashes of caches that held no fake: most never change, and torch's own hold
@@ -281,7 +282,8 @@ class _Caches:
         known = list(self._known)
         if not self._are_counted or sys.getrefcount(_CACHE) - len(known) != self._others:
             # Half the time of `gc.get_objects`, and a forked process copies no pages of objects.
-            known = [each for each in gc.get_referrers(_CACHE) if type(each) is _CACHE]
+            with frozen_too():
+                known = [each for each in gc.get_referrers(_CACHE) if type(each) is _CACHE]
             self._known = WeakSet(known)
             self._others = sys.getrefcount(_CACHE) - len(known)
         return known

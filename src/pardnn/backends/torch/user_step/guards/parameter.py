@@ -37,6 +37,7 @@ from pardnn.backends.torch.user_step.guards.item import (
 )
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
+from pardnn.gc_pause import frozen_too
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: What `sys.getrefcount` returns for a node that nobody else holds.
@@ -126,7 +127,8 @@ def held_node(named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
         return None
     if (found := _in_a_variable(names)) is not None:
         return found
-    holders = gc.get_referrers(*nodes)
+    with frozen_too():
+        holders = gc.get_referrers(*nodes)
     others = (h for h in holders if h is not nodes and not isinstance(h, types.FrameType))
     held = (each for holder in others for each in gc.get_referents(holder))
     return next((names[id(each)] for each in held if id(each) in names), None)
