@@ -33,7 +33,7 @@ from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
-from pardnn.backends.torch.session.rebound import KeptData
+from pardnn.backends.torch.session.rebound import KeptData, has_replaced
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
@@ -191,6 +191,9 @@ class Variants:
                 "the old data.\nCall the step first.",
                 code="E527",
             )
+        if has_replaced(self._state, self.current.executor.program, self.current.binding):
+            self._state.version += 1  # other steps have the old ones, too
+            self.enter(self.current)
 
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
         inputs = variant.binding.batch_inputs(batch)
