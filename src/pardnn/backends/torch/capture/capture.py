@@ -75,6 +75,7 @@ from pardnn.backends.torch.capture.source_updates import (
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of, gradients_of_batch
 from pardnn.backends.torch.capture.to_graph import Captured, graph_of, with_contents
 from pardnn.backends.torch.capture.trace_checks import (
+    as_refused,
     check_objects,
     check_same,
     check_same_twice,
@@ -82,7 +83,6 @@ from pardnn.backends.torch.capture.trace_checks import (
     check_trains,
     difference,
     is_not_twice,
-    of_search,
     shared_sources,
 )
 from pardnn.backends.torch.capture.trace_ir import Call
@@ -172,7 +172,7 @@ def capture_step(
             return session.noted(session.captured(name or getattr(step, "__name__", "step")))
         except PardnnError as error:
             traces.note_caches()
-            raise of_search(error)  # noqa: B904 (it is that error, or stands for it)
+            raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.clear_caches()
             restore(original.contents)
