@@ -171,9 +171,9 @@ def capture_step(
         try:
             return session.noted(session.captured(name or getattr(step, "__name__", "step")))
         except PardnnError as error:
-            traces.note_caches()
             raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
+            traces.note_caches()  # also of a first step that alone calls a cached function
             traces.clear_caches()
             restore(original.contents)
 

@@ -136,7 +136,7 @@ def check_trains(trace: StepTrace) -> None:
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
+            "gradients. If a later call does, set what decides this (a count, a flag) before.",
         )
 
 

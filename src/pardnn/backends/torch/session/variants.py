@@ -337,12 +337,18 @@ class Variants:
                 code="E808",
                 details={"tensors": read[:20]},
             )
-        what = "a gradient" if name.endswith(".grad") else "a tensor"
+        is_gradient = name.endswith(".grad")
+        what = "a gradient" if is_gradient else "a tensor"
+        rewrite = (
+            "Call optimizer.zero_grad() after optimizer.step() instead of at the start, so that "
+            "gradients add up until then; or at the end of every call."
+            if is_gradient
+            else "Register tensors that are passed from call to call: module.register_buffer(name, "
+            "tensor)."
+        )
         raise UnsupportedError(
             f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
-            f"path through the step ({len(read)} such).\nMake gradients and reset them within one "
-            "call, whatever its flags; register tensors that are passed from call to call: "
-            "module.register_buffer(name, tensor).",
+            f"path through the step ({len(read)} such).\n{rewrite}",
             code="E808",
             details={"tensors": read[:20]},
         )
