@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,6 +136,11 @@ CASES: dict[str, Case] = {
         "E802", "torch.clamp",
         lambda m, x: m(x).mean() / max(x.norm(), 1.0),
         lambda m, x: m(x).mean() / torch.clamp(x.norm(), min=1.0),
+    ),
+    "rounded": Case(
+        "E802", "round(x.item(), 3) for np.round",
+        lambda m, x: m(x).mean() * bool(print(np.round(x.mean().item(), 3)) is None),
+        lambda m, x: m(x).mean() * bool(print(round(x.mean().item(), 3)) is None),
     ),
     "while": Case("E802", "a fixed number of times", shrunk, shrunk_ten_times),
     "atan": Case(

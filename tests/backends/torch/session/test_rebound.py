@@ -224,3 +224,67 @@ def test_what_is_saved_is_the_new_data() -> None:
     with pytest.raises(PardnnError, match="Call the step") as caught:
         fast.state_dict()
     assert caught.value.code == "E527"
+
+
+class Kept:
+    """Copies that the user refills between steps, of which no graph reads anything."""
+
+    def __init__(self) -> None:
+        self.scale, self.copies, self.others = 1.0, {"a": rows(8)}, {"b": rows(8)}
+
+
+def keeping(size: int) -> Any:
+    """Train on ranks, refill between two steps, and return what is then read as a whole."""
+
+    def body(rank: int, store: str) -> Any:
+        connect(rank, size, store, 20).close()
+        _, model, optimizer = made()
+        model.register_buffer("best", rows(8))
+        kept = Kept()
+
+        def step(model, optimizer, x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * kept.scale
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        fast = parallelize(step, model, optimizer, rows(4, 6), decide=scattered, device="cpu")
+        names = [name for name in fast.names if name.endswith(("best", ".a", ".b"))]
+        fast(rows(4, 6))
+        model.best = rows(8) + 2
+        kept.copies["a"], kept.others = rows(8) + 3, {"b": rows(8) + 4}
+        found = {name: fast.whole(name).tolist() for name in names}
+        gathered = fast.state_dict()  # empty on other ranks
+        best = gathered["model"]["best"].tolist() if rank == 0 else found["model.best"]
+        fast(rows(4, 6))
+        return found, best, {name: fast.whole(name).tolist() for name in names}
+
+    return run_ranks(size, body)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_no_graph_reads_is_taken_when_the_state_is_read(size: int) -> None:
+    expected = {
+        "model.best": (rows(8) + 2).tolist(),
+        "kept.copies.a": (rows(8) + 3).tolist(),
+        "kept.others.b": (rows(8) + 4).tolist(),
+    }
+    for outcome in keeping(size):
+        assert outcome.status == 0, outcome.error
+        found, best, later = outcome.value
+        assert found == later == expected
+        assert best == expected["model.best"]
+
+
+def test_another_shape_is_not_taken_between_steps() -> None:
+    step, model, optimizer = made()
+    model.register_buffer("best", rows(8))
+    fast = parallelize(step, model, optimizer, rows(4, 6), decide=scattered, device="cpu")
+    fast(rows(4, 6))
+    model.best = rows(9)
+    with pytest.raises(PardnnError, match="Call the step first") as caught:
+        fast.whole("model.best")
+    assert caught.value.code == "E527"
+    fast(rows(4, 6))
+    assert torch.equal(fast.whole("model.best"), rows(9))

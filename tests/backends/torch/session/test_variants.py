@@ -399,6 +399,8 @@ def test_a_gradient_that_one_path_leaves_to_another_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="an earlier call left") as caught:
         fast(x, False)
     assert caught.value.code == "E808"
+    # What `test_accumulation` does.
+    assert "zero_grad() after optimizer.step() instead of at the start" in str(caught.value)
     fast(x, True)
 
 

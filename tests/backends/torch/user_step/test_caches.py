@@ -254,3 +254,60 @@ def test_a_cache_that_the_user_froze_keeps_no_tensor_of_a_trace() -> None:
         )
     finally:
         gc.unfreeze()
+
+
+def test_capture_leaves_no_tensor_of_its_own_in_a_cache_that_only_the_first_step_reads() -> None:
+    @functools.cache
+    def mask(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    class Held:
+        mask: torch.Tensor | None = None
+
+    held, model = Held(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        if held.mask is None:
+            held.mask = mask(4)
+        loss = (model(x) * held.mask).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(2):
+        capture(step, model, optimizer, torch.ones(2, 4))
+        assert type(mask(4)) is torch.Tensor
+        mask.cache_clear()
+
+
+@pytest.mark.parametrize("way", ["as it is", "copied", "after a step"])
+def test_an_attribute_filled_from_a_cache_needs_a_copy_or_a_step_before(way: str) -> None:
+    @functools.cache
+    def mask(n: int) -> torch.Tensor:
+        return torch.ones(n)
+
+    class Held:
+        mask: torch.Tensor | None = None
+
+    held, model = Held(), nn.Linear(4, 4)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2, 4)
+    mask(4)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        if held.mask is None:
+            held.mask = mask(4).clone() if way == "copied" else mask(4)
+        optimizer.zero_grad()
+        loss = (model(x) * held.mask).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    if way == "as it is":
+        with pytest.raises(UnsupportedError, match=r"mask\(n\).clone\(\)"):
+            capture(step, model, optimizer, x)
+        return
+    if way == "after a step":
+        step(model, optimizer, x)
+    capture(step, model, optimizer, x)

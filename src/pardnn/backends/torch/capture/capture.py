@@ -21,6 +21,7 @@ from typing import Any
 
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.key_orders import note_orders
+from pardnn.backends.torch.capture.assigned.large_contents import large_contents_read
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
 from pardnn.backends.torch.capture.choices.flags import Flags
 from pardnn.backends.torch.capture.fake_cache import FakeCache
@@ -72,8 +73,9 @@ from pardnn.backends.torch.capture.source_updates import (
     uncarried,
 )
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of, gradients_of_batch
-from pardnn.backends.torch.capture.to_graph import Captured, graph_of
+from pardnn.backends.torch.capture.to_graph import Captured, graph_of, with_contents
 from pardnn.backends.torch.capture.trace_checks import (
+    as_refused,
     check_objects,
     check_same,
     check_same_twice,
@@ -81,7 +83,6 @@ from pardnn.backends.torch.capture.trace_checks import (
     check_trains,
     difference,
     is_not_twice,
-    of_search,
     shared_sources,
 )
 from pardnn.backends.torch.capture.trace_ir import Call
@@ -168,11 +169,11 @@ def capture_step(
         class_attributes_restored(original),
     ):  # fmt: skip
         try:
-            return session.captured(name or getattr(step, "__name__", "step"))
+            return session.noted(session.captured(name or getattr(step, "__name__", "step")))
         except PardnnError as error:
-            traces.note_caches()
-            raise of_search(error)  # noqa: B904 (it is that error, or stands for it)
+            raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
+            traces.note_caches()  # also of a first step that alone calls a cached function
             traces.clear_caches()
             restore(original.contents)
 
@@ -188,6 +189,7 @@ class _Session:
         has_loss: Whether it must return a loss.
         live: Names of numbers of objects that change between calls.
         first: Trace of the first step.
+        repeated: Traces the step that was captured again, and such a trace and where it began.
     """
 
     traces: Traces
@@ -196,6 +198,7 @@ class _Session:
     has_loss: bool
     live: frozenset[str]
     first: StepTrace | None = None
+    repeated: Any = None
 
     def captured(self, name: str) -> Captured:
         """Return the step as a graph; try again if a container is not only filled."""
@@ -310,6 +313,7 @@ class _Session:
         sharing = shared_sources(live, traces.whole_of)
         restore(self.original.contents)
         again = traces.trace(OPENING, locate=False)
+        self.repeated = functools.partial(traces.trace, OPENING, locate=False), again, self.original
         restore(self.original.contents)
         trace = traces.trace(OPENING)
         check_same_twice(trace, again)
@@ -373,24 +377,24 @@ class _Session:
         self, trace: StepTrace, chosen: Selection, initial: dict[str, Any],
         constants: KeptTensors, settled: ObjectGraph, difference: UnsupportedError | None,
     ) -> None:  # fmt: skip
-        """Reject a step whose next trace with plain ints differs, or whose first trace does.
-
-        Args:
-            trace: The trace of the step that repeats.
-            chosen: What it was made with.
-            initial: First values of the states that the first step created, by name.
-            constants: What that step made from constants and keeps.
-            settled: What the objects of the step held after the first step.
-            difference: The difference from the first step.
-        """
+        """Reject a step whose next trace with plain ints differs, or whose first trace does."""
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
-        plain = chosen.plain(trace)
-        again = self.traces.trace(plain, initial=initial, constants=constants, locate=False)
+        plain, traces = chosen.plain(trace), self.traces
+        kept: dict[str, Any] = {"initial": initial, "constants": constants, "locate": False}
+        repeat = functools.partial(traces.trace, plain, **kept)
+        again = repeat()
         check_same(trace, again)
         check_constants(trace, again)
         check_same_effects(trace.effects, again.effects)
         if difference is not None:
             raise difference
+        self.repeated = repeat, again, settled
         restore(self.original.contents)
-        check_lasting(constants, functools.partial(self.traces.trace, chosen), self.traces.sources)
+        check_lasting(constants, functools.partial(traces.trace, chosen), traces.sources)
+
+    def noted(self, found: Captured) -> Captured:
+        """Return what was captured, with a note of the large contents that the step reads."""
+        its = self.traces.step, self.traces.args, self.traces.batch
+        read = large_contents_read(*its, *self.repeated)
+        return found._replace(graph=with_contents(found.graph, read))

@@ -167,6 +167,16 @@ def graph_of(
     return dataclasses.replace(build_graph(name, ops), is_captured=True)
 
 
+def with_contents(graph: Graph, read: list[str]) -> Graph:
+    """Return a graph with a note of the large contents that its step reads."""
+    if not read:
+        return graph
+    *ops, mark = graph.ops
+    arguments = {**(mark.arguments or {}), "contents": read}
+    found = build_graph(graph.name, [*ops, dataclasses.replace(mark, arguments=arguments)])
+    return dataclasses.replace(found, is_captured=True)
+
+
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
     """Name the group of each written storage; storages that one call allocates or writes share it.
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.called_from import with_users_line
 from pardnn.backends.torch.capture.refusals.changed_state import counting_hook, unreached_write
 from pardnn.backends.torch.capture.refusals.tensor_questions import given_tensor
 from pardnn.backends.torch.capture.result import structured
@@ -23,6 +24,7 @@ from pardnn.backends.torch.capture.step_trace import (
     may_go_otherwise,
 )
 from pardnn.backends.torch.capture.trace_ir import Call, geometry_of
+from pardnn.backends.torch.capture.traced_run import run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.capture.view_overlap import span
 from pardnn.backends.torch.user_step.guards.parameter import held_node
@@ -88,7 +90,12 @@ def _is_counting(hook: Any) -> bool:
     return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
-def of_search(error: PardnnError) -> PardnnError:
+def as_refused(error: PardnnError) -> PardnnError:
+    """Return the error of a trace as the user gets it."""
+    return with_users_line(_of_search(error), run_traced.__code__)
+
+
+def _of_search(error: PardnnError) -> PardnnError:
     """Return E802 if an optimizer that searches raised an error, and other errors unchanged.
 
     Args:
@@ -129,7 +136,7 @@ def check_trains(trace: StepTrace) -> None:
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
+            "gradients. If a later call does, set what decides this (a count, a flag) before.",
         )
 
 

@@ -364,6 +364,8 @@ def _unsupported_by_message(
         return unsupported.flag_of_a_number(where)
     if any(part in text for part in _NEEDS_DATA):
         return unsupported.data_dependent_branch(where, "data")
+    if "loop of ufunc" in text:
+        return unsupported.data_dependent_branch(where, "ufunc")
     if any(part in text for part in _NESTED):
         return unsupported.nested(where)
     on_functions = re.search(r"no rule registered for HigherOrderOperator (\w+)", text)

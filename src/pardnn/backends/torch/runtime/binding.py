@@ -76,8 +76,7 @@ class Binding:
     ) -> None:
         self._step, self._args = step, list(args)
         self.guards: Guards | None = None
-        self._is_opening, self._has_run = bool(graph.step_notes.get("opening")), False
-        self._given: tuple[Any, ...] = ()
+        self._notes, self._has_run, self._given = graph.step_notes, False, tuple[Any, ...]()
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
@@ -252,15 +251,16 @@ class Binding:
     @property
     def must_open(self) -> bool:
         """Whether the graph is that of a first step, which has not run."""
-        return self._is_opening and not self._has_run
+        return bool(self._notes.get("opening")) and not self._has_run
 
     def watch(self) -> None:
         """Note the current Python values on which the graph relies.
 
         From here on, the example batch is no longer needed and is dropped.
         """
-        filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
-        self.guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
+        held = self._host.places, self._host.left, self._ints, self._host.filled | self.sinks()
+        read = self._notes.get("contents", ())
+        self.guards = Guards(self._step, self._args, self._batch, *held, read)
         batch = self.read(self.example())
         of_batch = self.guards.of_batch
         held = names_by_id(self.sources, self._passed, is_asked=of_batch.compares_objects)
@@ -296,7 +296,7 @@ class Binding:
             MismatchError: E509, if a number is not one that the graph holds for, unless `changes`
                 has run before.
         """
-        if self._is_opening and self._has_run:
+        if self._notes.get("opening") and self._has_run:
             raise UnsupportedError(
                 "the first step does something different from later ones, but only its graph runs "
                 "here.\nTrain with `parallelize`, which captures the later ones too, or run one "
@@ -351,7 +351,7 @@ class Binding:
             is_told: As for `ParameterGuards.changes`.
         """
         assert self.guards is not None
-        if self._is_opening and self._has_run:
+        if self._notes.get("opening") and self._has_run:
             yield Change("the call", "the first", "a later one")
             return
         yield from self._of_tensors.changes(batch.tensors)

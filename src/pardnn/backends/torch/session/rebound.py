@@ -20,18 +20,22 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.wire_format import has_strides
-from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.devices import empty_tensor, strides_of
 from pardnn.backends.torch.ops.host_memory import on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.input_checks import kind_of
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change
+from pardnn.backends.torch.user_step.sources import sources_of
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.state_layout import shard_of
+
+_NAN = "NaN, which is how state of other ranks reads"
 
 
 class KeptData:
@@ -114,7 +118,7 @@ class KeptData:
         held = self._state.held(tensor)
         old = self._executor.live_values[op.outputs[0].name]
         if self._is_shared_out(tensor) and bool((tensor != tensor).any()):
-            raise self._error(of, "NaN, which is how state of other ranks reads")
+            raise self._error(of, _NAN)
         if held is None or self._state.shares_storage(tensor):
             return None
         if tensor.dtype != old.dtype or tensor.device != old.device:
@@ -152,6 +156,46 @@ class KeptData:
             code="E527",
             details={"name": of},
         )
+
+
+def has_replaced(state: LiveState, program: Program, binding: Binding) -> bool:
+    """Whether tensors of the state are new objects since a graph took them: `m.best = x`.
+
+    A call notices those that it reads; this is for what reads all of the state between two calls.
+
+    Args:
+        state: What the ranks hold.
+        program: What runs.
+        binding: The binding of its sources.
+
+    Raises:
+        MismatchError: E527, if the graph cannot take one over.
+    """
+    if state.spread.is_whole:
+        return False
+    found, outputs = False, {op.name: op.outputs[0] for op in program.sources.values()}
+    now = {source.name: source for source in sources_of(binding.objects(), ())}
+    # What holds a plain tensor may be new, too: `ema.backup = {...}`.
+    plain = [each for each in program.state if each in now and now[each].kind == "buffer"]
+    binding.sources.update({name: now[name] for name in plain})
+    for name, shards in program.state.items():
+        tensor = binding.sources[name].get()
+        if not isinstance(tensor, torch.Tensor) or state.held(tensor) is not None:
+            continue
+        found, wanted = True, empty_tensor(outputs[name], torch.device("meta"))
+        is_alike = tensor.shape == wanted.shape and tensor.dtype == wanted.dtype
+        whole = {shard.device for shard in shards if shard.box is None}
+        is_nan = len(whole) < state.world.size and bool((tensor != tensor).any())
+        if is_nan or not is_alike:
+            given = _NAN if is_nan else _layout_text(tensor)
+            raise MismatchError(
+                f"{shown(name)} was replaced, by {given}: the graph that ran last cannot take it "
+                "over.\nCall the step first, which captures what it reads anew, or give every rank "
+                "the whole tensor in the captured type and shape.",
+                code="E527",
+                details={"name": name},
+            )
+    return found
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

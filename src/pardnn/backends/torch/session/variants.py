@@ -33,7 +33,7 @@ from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
-from pardnn.backends.torch.session.rebound import KeptData
+from pardnn.backends.torch.session.rebound import KeptData, has_replaced
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
@@ -191,6 +191,9 @@ class Variants:
                 "the old data.\nCall the step first.",
                 code="E527",
             )
+        if has_replaced(self._state, self.current.executor.program, self.current.binding):
+            self._state.version += 1  # other steps have the old ones, too
+            self.enter(self.current)
 
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
         inputs = variant.binding.batch_inputs(batch)
@@ -334,12 +337,18 @@ class Variants:
                 code="E808",
                 details={"tensors": read[:20]},
             )
-        what = "a gradient" if name.endswith(".grad") else "a tensor"
+        is_gradient = name.endswith(".grad")
+        what = "a gradient" if is_gradient else "a tensor"
+        rewrite = (
+            "Call optimizer.zero_grad() after optimizer.step() instead of at the start, so that "
+            "gradients add up until then; or at the end of every call."
+            if is_gradient
+            else "Register tensors that are passed from call to call: module.register_buffer(name, "
+            "tensor)."
+        )
         raise UnsupportedError(
             f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
-            f"path through the step ({len(read)} such).\nMake gradients and reset them within one "
-            "call, whatever its flags; register tensors that are passed from call to call: "
-            "module.register_buffer(name, tensor).",
+            f"path through the step ({len(read)} such).\n{rewrite}",
             code="E808",
             details={"tensors": read[:20]},
         )

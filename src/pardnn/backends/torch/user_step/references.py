@@ -216,6 +216,8 @@ def referred(value: Any) -> Iterator[tuple[str, Any]]:
     Args:
         value: Any object.
     """
+    if getattr(type(value), "is_pardnn_recorder", False):
+        return
     if isinstance(value, weakref.ref):
         found = value()
         if found is not None:

@@ -18,7 +18,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 
 #: Members that stay as they are, since Python itself and the walk of objects read them.
-_OWN = frozenset({
+OWN = frozenset({
     "__class__", "__class_getitem__", "__del__", "__dict__", "__doc__", "__hash__", "__init__",
     "__init_subclass__", "__module__", "__mro__", "__new__", "__slots__", "__subclasshook__",
     "__weakref__",
@@ -43,7 +43,7 @@ def stand_in(value: Any, name: str) -> Any:
     def use(*_args: Any, **_kwargs: Any) -> Any:
         raise OtherUse(name)
 
-    members = {key: use for key in (*_COMMON, *dir(type(value))) if key not in _OWN}
+    members = {key: use for key in (*_COMMON, *dir(type(value))) if key not in OWN}
     members |= {"__getattribute__": _getting(name), "is_pardnn_recorder": True}
     for base in (type(value), object):
         # The walk looks into tuples, and comparing numbers reads the nodes of symbols.
@@ -70,7 +70,7 @@ def _new_of(kind: type) -> Any:
 
 def _getting(name: str) -> Any:
     def get(self: Any, key: str) -> Any:
-        if key in _OWN:
+        if key in OWN:
             return object.__getattribute__(self, key)
         raise OtherUse(name)
 

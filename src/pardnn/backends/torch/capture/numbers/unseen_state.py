@@ -28,11 +28,8 @@ from torch._tensor_str import PRINT_OPTS
 
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
-from pardnn.backends.torch.user_step.guards.content import (
-    content_of,
-    generator_state,
-    has_content,
-)
+from pardnn.backends.torch.user_step.guards.content import generator_state
+from pardnn.backends.torch.user_step.guards.held_content import content_of, has_content
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.slots import Entry
 

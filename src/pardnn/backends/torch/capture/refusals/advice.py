@@ -52,6 +52,10 @@ OF_VALUES = {
         "lets NumPy add or multiply 8 numbers or more, in an order of its own",
         "Python's own sum(numbers) / len(numbers) is followed, and torch.stack(losses).mean().",
     ),
+    "ufunc": (
+        "passes a tensor's value to a function of NumPy, which computes with it at once",
+        "Functions of Python and of torch are followed: round(x.item(), 3) for np.round.",
+    ),
     "complex": (
         "turns a tensor into a Python complex number",
         "Numbers that are real are followed: x.abs().item(), x.real.item() and x.imag.item().",

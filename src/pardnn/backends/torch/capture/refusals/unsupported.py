@@ -264,7 +264,9 @@ def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
         f"the step uses a tensor of shape {list(shape)}{at(where)}, which it\n"
         "keeps from an earlier step in a place that capture does not reach, or which was made\n"
         "without torch's ops. Keep it in a module's buffer or attribute, or pass it as an "
-        "argument.",
+        "argument.\n"
+        "Of a tensor from a cache of functools, keep a copy: self.mask = mask(n).clone(). Or run\n"
+        "one step of your own before: the attribute then is there.",
     )
 
 

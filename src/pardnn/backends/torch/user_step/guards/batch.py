@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.code_names import object_question
-from pardnn.backends.torch.user_step.guards.content import content_of, has_content
+from pardnn.backends.torch.user_step.guards.held_content import content_of, has_content
 from pardnn.backends.torch.user_step.guards.item import (
     ABSENT,
     VALUES,

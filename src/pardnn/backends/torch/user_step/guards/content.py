@@ -1,8 +1,7 @@
-"""Guards on values without keys: classes, contents of sets and arrays, modes, the environment."""
+"""Guards on values without keys: classes, modes, the environment, what locks and caches answer."""
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import gc
@@ -11,14 +10,11 @@ import inspect
 import logging
 import operator
 import os
-import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Container, Iterator
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch._C._dynamo.guards import GlobalStateGuard
@@ -28,12 +24,8 @@ from pardnn.backends.torch.rng.generator import read_state
 from pardnn.backends.torch.user_step.code_names import is_library_file
 from pardnn.backends.torch.user_step.dict_versions import class_address
 from pardnn.backends.torch.user_step.guards.item import Change
-from pardnn.backends.torch.user_step.object_graph import PLAIN
-from pardnn.backends.torch.user_step.references import BYTES, traced_functions
+from pardnn.backends.torch.user_step.references import traced_functions
 
-#: Limit for all that is compared by content. A larger array cannot be a constant of a graph either
-#: (`unsupported.large_constant`), so no step computes with all of it.
-_MAX_BYTES = 1 << 20
 _DEVICES = ("cpu", "cuda")
 #: Flag of a class made by a Python statement: `Py_TPFLAGS_HEAPTYPE`.
 HEAP_TYPE = 1 << 9
@@ -139,65 +131,6 @@ class ClassGuards:
             for name, then, kind in zip(self._names, self._then, now, strict=True):
                 if kind is not then:
                     yield Change(f"the class of {name}", then.__qualname__, kind.__qualname__)
-
-
-class ContentGuards:
-    """Guards on the content of sets, byte arrays and NumPy arrays; the smallest ones come first."""
-
-    def __init__(self) -> None:
-        self._guards: dict[int, tuple[str, Any, Any]] = {}
-        self._sizes: list[tuple[int, int]] = []  # and the guards' keys, in order
-        self._bytes = self._num_added = 0
-
-    def add(self, name: str, value: Any) -> None:
-        """Guard a value, in place of larger ones if there is too much to compare.
-
-        Args:
-            name: Dotted path to it.
-            value: A value of a type for which `has_content` is true.
-        """
-        size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
-        if size > _MAX_BYTES or (self._bytes + size > _MAX_BYTES and size >= self._largest()):
-            return
-        self._bytes, self._num_added = self._bytes + size, self._num_added + 1
-        self._guards[self._num_added] = name, value, content_of(value)
-        bisect.insort(self._sizes, (size, self._num_added))
-        while self._bytes > _MAX_BYTES:
-            largest, key = self._sizes.pop()
-            self._bytes -= largest
-            del self._guards[key]
-
-    def _largest(self) -> int:
-        return self._sizes[-1][0] if self._sizes else 0
-
-    def changes(self) -> list[Change]:
-        """Return the values whose content has changed."""
-        found: list[Change] = []
-        for name, value, then in self._guards.values():
-            if content_of(value) != then:
-                kind = type(value).__name__
-                other = "order" if isinstance(value, OrderedDict) else "content"
-                found.append(Change(name, f"a {kind}", f"a {kind} of other {other}"))
-        return found
-
-
-def has_content(value: Any) -> bool:
-    """Whether a value is compared by its content."""
-    return isinstance(value, (set, np.ndarray, *BYTES))
-
-
-def has_order(value: Any) -> bool:
-    """Whether `move_to_end` may reorder a container's keys without changing an item."""
-    return isinstance(value, OrderedDict) and all(isinstance(key, PLAIN) for key in value)
-
-
-def content_of(value: Any) -> Any:
-    """Return the compared content of a value; for an ordered dictionary, the order."""
-    if isinstance(value, OrderedDict):
-        return list(value)
-    if not isinstance(value, np.ndarray):
-        return frozenset(value) if isinstance(value, set) else bytes(value)
-    return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
 
 
 #: What code asks of threads, processes and locks; `lock.acquire(False)` asks, too.

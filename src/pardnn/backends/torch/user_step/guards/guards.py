@@ -55,6 +55,7 @@ class Guards:
         left: What the step itself leaves in places, and also holds for, by place.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
+        read: Names of the large contents that the step reads.
 
     Attributes:
         of_batch: The guards on what the batch holds.
@@ -70,6 +71,7 @@ class Guards:
         left: Mapping[tuple[int, Any], Any] = types.MappingProxyType({}),
         live: Collection[str] = (),
         filled: Mapping[str, Any] = _NOTHING,
+        read: Collection[str] = (),
     ) -> None:
         arguments = list(args)
         objects = walk_objects(step, arguments)
@@ -105,6 +107,7 @@ class Guards:
         for name, container in library_containers(used, modules):
             walk.walk(name, container)
         self._guards += library_guards(used, reached, modules)
+        walk.contents.hold(read)
         walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
         self.of_parameters = ParameterGuards(walk.parameters)
@@ -133,6 +136,10 @@ class Guards:
         found += self.of_parameters.changes(is_told=is_told)
         found += self.of_batch.changes(batch)
         return found
+
+    def large_contents(self) -> list[tuple[str, Any]]:
+        """Return names and values of what is compared only if the step reads it."""
+        return self._contents.large
 
     def _pointers(self) -> list[tuple[int, int]]:
         return [*self._classes.pointers(), *self._pointed.pointers()]

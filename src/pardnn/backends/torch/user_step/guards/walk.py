@@ -25,8 +25,10 @@ from pardnn.backends.torch.user_step.dict_versions import attribute_address
 from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_settable, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
-    ContentGuards,
     asked_of,
+)
+from pardnn.backends.torch.user_step.guards.held_content import (
+    ContentGuards,
     has_content,
     has_order,
 )
