@@ -11,7 +11,6 @@ others are registered.
 
 from __future__ import annotations
 
-import abc
 import array
 import ctypes
 import dis
@@ -86,30 +85,6 @@ class Existence:
         if isinstance(self._value, weakref.ref):
             return weakref.ref.__call__(self._value) is not None
         return behind_proxy(self._value) is not None
-
-
-class Registered:
-    """The classes registered with an abstract one or a subclass: its `isinstance` counts them.
-
-    Args:
-        kind: The abstract class.
-    """
-
-    def __init__(self, kind: abc.ABCMeta) -> None:
-        self._kind, self._token, self._known = kind, -1, list[str]()
-
-    def __call__(self) -> list[str]:
-        """Return their names, in order: the same on all ranks."""
-        if (token := abc.get_cache_token()) != self._token:  # some class was registered somewhere
-            self._token, self._known = token, sorted(_registered_with(self._kind))
-        return self._known
-
-
-def _registered_with(kind: abc.ABCMeta) -> Iterator[str]:
-    found = (ref() for ref in abc._get_dump(kind)[0])  # type: ignore[attr-defined]
-    yield from (each.__qualname__ for each in found if each is not None)
-    for each in type.__subclasses__(kind):
-        yield from _registered_with(each)
 
 
 def behind_proxy(value: Any) -> Any:

@@ -5,12 +5,15 @@ a method in its class. The guards cover functions that the user's code names, th
 reached by the step may run, and Python's own: `builtins.print = ...`. Each module or class is one
 dictionary, whose version is compared.
 
+The classes that an abstract one counts as its own are read likewise.
+
 Process-wide settings, such as thread counts, are guarded if code names the function that returns
 them.
 """
 
 from __future__ import annotations
 
+import abc
 import builtins
 import decimal
 import locale
@@ -242,3 +245,27 @@ def process_settings(names: Collection[str]) -> Iterator[tuple[str, Callable[[],
             yield _SHOWN.get(name, f"{name}()"), get
     if not _TELLING.isdisjoint(names):
         yield "numpy.get_printoptions()", np.get_printoptions
+
+
+class Registered:
+    """The classes registered with an abstract one or a subclass: its `isinstance` counts them.
+
+    Args:
+        kind: The abstract class.
+    """
+
+    def __init__(self, kind: abc.ABCMeta) -> None:
+        self._kind, self._token, self._known = kind, -1, list[str]()
+
+    def __call__(self) -> list[str]:
+        """Return their names, in order: the same on all ranks."""
+        if (token := abc.get_cache_token()) != self._token:  # some class was registered somewhere
+            self._token, self._known = token, sorted(_registered_with(self._kind))
+        return self._known
+
+
+def _registered_with(kind: abc.ABCMeta) -> Iterator[str]:
+    found = (ref() for ref in abc._get_dump(kind)[0])  # type: ignore[attr-defined]
+    yield from (each.__qualname__ for each in found if each is not None)
+    for each in type.__subclasses__(kind):
+        yield from _registered_with(each)

@@ -40,6 +40,7 @@ from pardnn.backends.torch.user_step.guards.item import (
     items_by_key,
     may_hold,
 )
+from pardnn.backends.torch.user_step.guards.library import Registered
 from pardnn.backends.torch.user_step.guards.parameter import (
     hook_tables,
     own_step,
@@ -50,7 +51,6 @@ from pardnn.backends.torch.user_step.guards.parameter import (
 from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
-    Registered,
     behind_proxy,
     cells,
     is_reference,
