@@ -14,12 +14,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from pardnn import files, pipes
 from pardnn.api import max_batch
+from pardnn.backends.torch.capture.assigned import large_contents
 from pardnn.backends.torch.comm import stop_signal
 from pardnn.backends.torch.deferred_init import blocks
 from pardnn.backends.torch.launch import processes, rank
 from pardnn.backends.torch.profile import of_file, ping_pong
 from pardnn.backends.torch.runtime.memory import limits as memory_limits
-from pardnn.backends.torch.user_step.guards import content
+from pardnn.backends.torch.user_step.guards import held_content
 from pardnn.checkpoint import pieces
 from pardnn.cost import host_link
 from pardnn.place.baselines import exact
@@ -54,7 +55,8 @@ CONSTANTS = {
     ("checkpoints.md", "16"): 2 * pieces.CHUNK_BYTES / MIB,
     ("checkpoints.md", "30"): AGENT.parameters["shutdown_timeout"].default,
     ("commands.md", "10"): 100 * PlanOptions().reserve,
-    ("concepts.md", "1"): content._MAX_BYTES / MIB,
+    ("concepts.md", "1"): held_content._MAX_BYTES / MIB,
+    ("concepts.md", "16"): large_contents._MAX_BYTES / MIB,
     ("concepts.md", "48"): memory_limits.ALLOWANCE_BYTES / MIB,
     ("errors.md", "1"): files.MAX_BYTES / GIB,
     ("max-batch.md", "1"): 100 * max_batch.PRECISION,
