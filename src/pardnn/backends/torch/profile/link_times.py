@@ -36,7 +36,7 @@ from pardnn.backends.torch.profile.ping_pong import End, low
 from pardnn.cost.host import cpu_name
 from pardnn.cost.links import LinkCosts, LinkFit, fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
-from pardnn.errors import RankError, StuckError
+from pardnn.errors import RankError, StuckError, UsageError
 
 #: Bytes of the messages, from far below to far above where latency and transfer take equally long.
 MESSAGE_BYTES = tuple(1 << power for power in range(6, 25, 2))
@@ -56,6 +56,10 @@ _WORK = (64, 256)
 
 #: Computations after which a message has surely arrived; the quartile drops where it has not.
 _MEANWHILE = 3
+
+#: Times that messages are measured: where another program took the core for a while, a fit may find
+#: that longer messages take no longer.
+TRIES = 3
 
 #: Signatures in the cost cache: one of these, followed in all but the last two by the bytes.
 _IDLE, _SEND, _TAKE, _POST, _WAKE = (
@@ -80,12 +84,19 @@ def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> Lin
     Raises:
         RankError: E601, if a rank fails.
         StuckError: E701, if they do not finish in time.
+        UsageError: E232, if times did not grow with the messages at any try.
     """
-    entries = {
-        text: Entry(seconds=seconds, repetitions=MIN_TRIPS)
-        for text, seconds in _bounced(timeout_s).items()
-    }
-    costs = _fitted(entries)
+    for number in range(TRIES):
+        entries = {
+            text: Entry(seconds=seconds, repetitions=MIN_TRIPS)
+            for text, seconds in _bounced(timeout_s).items()
+        }
+        try:
+            costs = _fitted(entries)
+            break
+        except UsageError:
+            if number == TRIES - 1:
+                raise
     save_table(CostTable(_machine(), entries), folder or cache_folder())
     return costs
 
