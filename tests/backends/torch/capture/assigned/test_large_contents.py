@@ -162,6 +162,15 @@ def test_beyond_the_limit_a_step_is_refused_unless_the_array_is_read_only() -> N
     assert not read_by(lambda: 1 + float(table[5]))
 
 
+def test_the_limit_is_for_all_that_is_read() -> None:
+    one, other = np.zeros(5 << 18), np.zeros(3 << 18)
+    assert read_by(lambda: 1 + float(one[5]) + float(other[5])) == ["one", "other"]
+    one, other = np.zeros(5 << 18), np.zeros(7 << 18)
+    with pytest.raises(UnsupportedError, match="14.00 MiB, and 1 more, 24.00 MiB in all") as caught:
+        read_by(lambda: 1 + float(one[5]) + float(other[5]))
+    assert "'other'" in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["attribute", "tensor"])
 def test_the_advised_rewrites_work(kind: str) -> None:
     table = np.zeros(3 << 20, dtype="float32")

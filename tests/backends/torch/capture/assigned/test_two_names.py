@@ -100,6 +100,24 @@ def test_another_state_of_the_step_may_ask_other_questions() -> None:
     assert_leaves_as_eager(make, 6)
 
 
+def test_another_state_of_the_step_may_ask_more() -> None:
+    """From "warm" the step asks nothing of the number of its call, later it does."""
+
+    def make() -> Any:
+        held = SimpleNamespace(phase="warm", n=0)
+
+        def weigh(loss: Any) -> Any:
+            held.n += 1
+            if held.phase == "main" and held.n >= 4:
+                return loss * 2.0
+            held.phase = "main"
+            return loss * 1.0
+
+        return weighed(weigh, held)
+
+    assert_leaves_as_eager(make, 6)
+
+
 def test_numbers_in_a_list_that_a_first_step_makes_are_in_that_list_alone() -> None:
     def make() -> Any:
         model, x, log = nn.Linear(3, 2), torch.ones(2, 3), dict[str, Any]()
