@@ -44,7 +44,7 @@ def least_peaks(graph: Graph, sharding: Sharding) -> list[int]:
     members: dict[str, list[_Shards]] = {}
     held = np.zeros((len(graph.ops) + 1, emitter.mesh.size), dtype=np.int64)
     residual = {t.name for op in graph.ops if op.memory == "residual" for t in op.outputs}
-    read, brief = _last_readers(emitter)
+    read, brief = _reads_and_needs(emitter)
     for at, number in enumerate(graph.arrays.topological.tolist()):
         op = graph.ops[number]
         if is_random_op(op.kind) and writes(op):  # what it makes may be what it writes
@@ -70,7 +70,7 @@ class _Shards(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _last_readers(emitter: Emitter) -> tuple[dict[str, list[int]], Int64[ndarray, "n k"]]:
+def _reads_and_needs(emitter: Emitter) -> tuple[dict[str, list[int]], Int64[ndarray, "n k"]]:
     """Return who reads shards, and the bytes of what an op has besides them while it runs.
 
     Returns:

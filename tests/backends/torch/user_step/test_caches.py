@@ -256,7 +256,9 @@ def test_a_cache_that_the_user_froze_keeps_no_tensor_of_a_trace() -> None:
         gc.unfreeze()
 
 
-def test_capture_leaves_no_tensor_of_its_own_in_a_cache_that_only_the_first_step_reads() -> None:
+def with_a_mask() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
+    """A cached function, an object to keep what it returns, a model and its optimizer."""
+
     @functools.cache
     def mask(n: int) -> torch.Tensor:
         return torch.ones(n)
@@ -264,8 +266,12 @@ def test_capture_leaves_no_tensor_of_its_own_in_a_cache_that_only_the_first_step
     class Held:
         mask: torch.Tensor | None = None
 
-    held, model = Held(), nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = nn.Linear(4, 4)
+    return mask, Held(), model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_capture_leaves_no_tensor_of_its_own_in_a_cache_that_only_the_first_step_reads() -> None:
+    mask, held, model, optimizer = with_a_mask()
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
         if held.mask is None:
@@ -284,15 +290,8 @@ def test_capture_leaves_no_tensor_of_its_own_in_a_cache_that_only_the_first_step
 
 @pytest.mark.parametrize("way", ["as it is", "copied", "after a step"])
 def test_an_attribute_filled_from_a_cache_needs_a_copy_or_a_step_before(way: str) -> None:
-    @functools.cache
-    def mask(n: int) -> torch.Tensor:
-        return torch.ones(n)
-
-    class Held:
-        mask: torch.Tensor | None = None
-
-    held, model = Held(), nn.Linear(4, 4)
-    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2, 4)
+    mask, held, model, optimizer = with_a_mask()
+    x = torch.ones(2, 4)
     mask(4)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:

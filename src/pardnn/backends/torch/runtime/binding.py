@@ -258,9 +258,9 @@ class Binding:
 
         From here on, the example batch is no longer needed and is dropped.
         """
-        held = self._host.places, self._host.left, self._ints, self._host.filled | self.sinks()
+        known = self._host.places, self._host.left, self._ints, self._host.filled | self.sinks()
         read = self._notes.get("contents", ())
-        self.guards = Guards(self._step, self._args, self._batch, *held, read)
+        self.guards = Guards(self._step, self._args, self._batch, *known, read)
         batch = self.read(self.example())
         of_batch = self.guards.of_batch
         held = names_by_id(self.sources, self._passed, is_asked=of_batch.compares_objects)
