@@ -48,6 +48,8 @@ def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
         name: As `object_graph` makes it: "optimizer.state.<139734>.step".
         names: The names of tensors by id.
     """
+    if "<" not in name:  # a list of a million numbers has as many names
+        return name
     return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), name)
 
 
@@ -98,10 +100,10 @@ def texts_of_states(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str,
     states = {id(state) for each in optimizers for state in getattr(each, "state", {}).values()}
     found = {
         with_tensor_names(name, names): value
-        for name, slot, value in named_places(objects)
-        if id(slot.holder) in states
-        and not isinstance(value, NUMBERS)
-        and (is_plain_value(value) or isinstance(value, _WHOLE))
+        for path, holder, content in objects.contents
+        if id(holder) in states
+        for name, _, value in _places(path, holder, content)
+        if not isinstance(value, NUMBERS) and (is_plain_value(value) or isinstance(value, _WHOLE))
     }
     return {name: value for name, value in found.items() if "unnamed" not in name}
 

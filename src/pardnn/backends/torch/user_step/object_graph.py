@@ -11,7 +11,6 @@ globals that they name. O(objects reached).
 from __future__ import annotations
 
 import functools
-import inspect
 import io
 import random
 import sys
@@ -28,7 +27,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.class_numbers import class_numbers
-from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
+from pardnn.backends.torch.user_step.code_names import (
+    argument_names,
+    globals_named,
+    is_library_function,
+)
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.slots import (
     HOOK_TABLES,
@@ -180,18 +183,6 @@ def holds_state(value: Any) -> bool:
     return bool(objects.stateful)
 
 
-def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
-    """Return the names of the step's positional arguments, from its signature if it has one."""
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters[:num_args] if p.kind in positional]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
-    return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
-
-
 def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> None:
     """Visit one value and all that it refers to, depth first, without recursion.
 
@@ -304,8 +295,11 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 def _items(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     value = entry.value
     is_dict, is_hooks = isinstance(value, dict), entry.name.rpartition(".")[2] in HOOK_TABLES
-    objects.contents.append((entry.name, value, dict(value) if is_dict else list(value)))
-    for i, (key, item) in enumerate(list(value.items()) if is_dict else enumerate(value)):
+    held: Any = dict(value) if is_dict else list(value)
+    objects.contents.append((entry.name, value, held))
+    if not entry.numeric and _PLAIN_TYPES.issuperset(map(type, held.values() if is_dict else held)):
+        return  # without a loop in Python: a log of losses may hold a million
+    for i, (key, item) in enumerate(held.items() if is_dict else enumerate(held)):
         if _is_skipped(item, entry.numeric):
             continue
         # Optimizer state is keyed by parameter, whose name is only known at the end. As text, it

@@ -31,7 +31,12 @@ from pardnn.backends.torch.user_step.code_names import (
     names_in,
 )
 from pardnn.backends.torch.user_step.held_numbers import named_places
-from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, ObjectGraph, walk_value
+from pardnn.backends.torch.user_step.object_graph import (
+    OPAQUE_PACKAGES,
+    PLAIN,
+    ObjectGraph,
+    walk_value,
+)
 
 _CSV_WRITER = type(csv.writer(io.StringIO()))
 #: Packages whose objects are sinks whatever they hold; a progress bar holds the data it iterates.
@@ -69,7 +74,7 @@ def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
     seen: set[int] = set()
     modules = tuple(f"{name}." for name in objects.modules.values() if name)
     for name, _, value in named_places(objects):
-        if id(value) in seen or "<" in name:
+        if type(value) in PLAIN or id(value) in seen or "<" in name:
             continue
         is_held = name.startswith(modules)
         if is_outside(value) or (not is_held and _is_librarys(value) and not _holds_tensors(value)):

@@ -39,8 +39,10 @@ def schedules_of(objects: ObjectGraph) -> dict[str, LRScheduler]:
 
 def schedule_numbers(objects: ObjectGraph) -> frozenset[str]:
     """Return the names of the counts and rates of schedules, which differ at each step."""
-    prefixes = tuple(f"{name}.{key}" for name in schedules_of(objects) for key in _CHANGED)
-    return frozenset(n for n in numbers_by_name(objects.contents, {}) if n.startswith(prefixes))
+    schedules = tuple(schedules_of(objects))
+    prefixes = tuple(f"{name}.{key}" for name in schedules for key in _CHANGED)
+    within = [each for each in objects.contents if each[0].startswith(schedules)]
+    return frozenset(n for n in numbers_by_name(within, {}) if n.startswith(prefixes))
 
 
 @contextlib.contextmanager

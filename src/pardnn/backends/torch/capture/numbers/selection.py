@@ -121,7 +121,7 @@ def first_selection(objects: ObjectGraph, numbers: Numbers, live: frozenset[str]
         live: Names of numbers of objects that change between calls.
     """
     # A step changes no class and no module.
-    shared = live & all_numbers(objects, {}).keys() - numbers.after.keys()
+    shared = live & all_numbers(objects, {}).keys() - numbers.after.keys() if live else live
     read = numbers.unchanged(live) | shared
     return Selection(held=schedule_numbers(objects) | read, live=read, defaults=numbers.defaults)
 

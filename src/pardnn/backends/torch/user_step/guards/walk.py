@@ -48,7 +48,7 @@ from pardnn.backends.torch.user_step.guards.parameter import (
     tensors_held,
     tensors_of_groups,
 )
-from pardnn.backends.torch.user_step.object_graph import attributes_of
+from pardnn.backends.torch.user_step.object_graph import PLAIN, attributes_of
 from pardnn.backends.torch.user_step.references import (
     Existence,
     behind_proxy,
@@ -296,7 +296,8 @@ class GuardWalk:
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
         ones = [key for key, x in items.items() if self._is_one(x) and key not in left]
         self.guards.append(ItemGuard(path, holder, list(items), is_guarded, left, (*same, *ones)))
-        yield from ((dotted(path, key), x) for key, x in items.items() if key not in same)
+        rest = ((key, x) for key, x in items.items() if type(x) not in PLAIN and key not in same)
+        yield from ((dotted(path, key), x) for key, x in rest)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """Guard the hooks of an object, and yield them."""
