@@ -32,10 +32,10 @@ from pardnn.backends.torch.user_step.guards.guards import Guards
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import (
     ObjectGraph,
-    argument_names,
     walk_objects,
     walk_value,
 )
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import (
     Source,

@@ -32,7 +32,8 @@ from pardnn.backends.torch.user_step.held_numbers import (
     slots_of_numbers,
     state_owners,
 )
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.sinks import is_telling, may_be_told, told_functions
 from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices

@@ -36,8 +36,9 @@ from pardnn.backends.torch.user_step.guards.library import (
 )
 from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
 from pardnn.backends.torch.user_step.guards.walk import GuardWalk
-from pardnn.backends.torch.user_step.object_graph import GLOBAL_HOOKS, argument_names, walk_objects
+from pardnn.backends.torch.user_step.object_graph import GLOBAL_HOOKS, walk_objects
 from pardnn.backends.torch.user_step.references import registrations
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.used_names import used_names
 
