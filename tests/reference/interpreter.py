@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.codec import bind, constant_value
-from pardnn.backends.torch.user_step.code_names import argument_names
 from pardnn.backends.torch.user_step.object_graph import walk_value
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, writes
 

@@ -109,7 +109,7 @@ class Parallel(Checkpointed):
     def _begin(self) -> None:
         """Take back models that a step on this state has gathered."""
         try:
-            self._followed()
+            self._followed(is_asked=False)
             for training in self._state.users:
                 training.begin_step()
         except PardnnError as error:
@@ -160,13 +160,14 @@ class Parallel(Checkpointed):
             training = self._followed()
         return training
 
-    def _followed(self) -> TrainingState:
+    def _followed(self, *, is_asked: bool = True) -> TrainingState:
         self._variants.refresh()
         variant = self._variants.current
         executor = variant.executor
         self._training.follow(
-            executor.program, variant.binding, executor.live_values, self._variants.stale
-        )
+            executor.program, variant.binding, executor.live_values, self._variants.stale,
+            is_asked=is_asked,
+        )  # fmt: skip
         return self._training
 
     @property

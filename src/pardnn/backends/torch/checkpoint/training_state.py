@@ -20,6 +20,7 @@ from pardnn.backends.torch.checkpoint.contents import (
 )
 from pardnn.backends.torch.checkpoint.held import HeldNumbers
 from pardnn.backends.torch.checkpoint.left import LeftValues
+from pardnn.backends.torch.checkpoint.left_unread import Bound, LeftUnread, moved
 from pardnn.backends.torch.checkpoint.loading import agreed_manifest, check_tensors, fill
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import (
@@ -62,7 +63,7 @@ from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_to_json
-from pardnn.plan.state_layout import places_of, shard_of
+from pardnn.plan.state_layout import shard_of
 from pardnn.version import __version__
 
 
@@ -108,6 +109,7 @@ class TrainingState:
         self._unread, self._of_graph = unread, (program, binding, live)
         graphs = graphs or (lambda: [(program.whole, binding)])
         self._held, self._left = HeldNumbers(graphs), LeftValues(graphs, is_silent=world.rank > 0)
+        self._left_unread = LeftUnread()
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
@@ -146,22 +148,23 @@ class TrainingState:
         return changed
 
     def follow(
-        self, program: Program, binding: Binding, live: Mapping[str, Any], gone: Set[str]
-    ) -> None:
+        self, program: Program, binding: Binding, live: Mapping[str, Any], gone: Set[str],
+        *, is_asked: bool = True,
+    ) -> None:  # fmt: skip
         """Continue with what runs now, see the class; no call carries `gone` state on.
 
-        A graph that reads less, such as an evaluation's, leaves the rest where it was: the previous
-        graph still says where everything is, unless something has moved.
+        A graph that reads less, such as an evaluation's, leaves the rest where the previous one
+        says, unless something has moved. `is_asked`: the state is about to be read.
         """
         of_graph = program, binding, live
         if self._unread is not None:
             program, live = self._unread.beside(*of_graph)
-        now, known, self.moved = program.state, self._program.state, list[str]()
-        if now is known or now.keys() >= known.keys() - gone:
+        now, before = Bound(program, binding), Bound(self._program, self._binding)
+        is_left = self._left_unread.names(now, before, gone, is_asked=is_asked)
+        self.moved = moved(now, before) if is_left else []
+        if not is_left:
             self._program, self._binding, self._live = program, binding, live
             self._of_graph = of_graph
-        else:
-            self.moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
 
     def _check_located(self) -> None:
         """Raise E526 if no graph says where all of the state is."""
@@ -279,8 +282,6 @@ class TrainingState:
                 self._lock.release()
                 self._lock = None
 
-    # Loading.
-
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint into the state; see `Parallel.load`."""
         self._check_located()
@@ -319,8 +320,6 @@ class TrainingState:
         phases.run(lambda: read_into(into, tensors, phases.tick, is_new=self.steps == 0))
         self._torn_by = ""
         return keys
-
-    # Whole tensors.
 
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one file; see `Parallel.export`."""

@@ -28,10 +28,10 @@ from pardnn.backends.torch.runtime.input_checks import (
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
 from pardnn.backends.torch.user_step.absent import mark_absent
-from pardnn.backends.torch.user_step.code_names import argument_names
 from pardnn.backends.torch.user_step.guards.guards import Guards
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects, walk_value
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.backends.torch.user_step.sources import (
     Source,

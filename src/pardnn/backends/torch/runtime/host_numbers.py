@@ -22,7 +22,6 @@ from pardnn.backends.torch.runtime.filled_containers import (
     put_in_order,
 )
 from pardnn.backends.torch.runtime.results import held_names
-from pardnn.backends.torch.user_step.code_names import argument_names
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
@@ -34,6 +33,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
     state_owners,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.sinks import is_telling, may_be_told, told_functions
 from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices

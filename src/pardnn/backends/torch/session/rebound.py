@@ -29,6 +29,7 @@ from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change
+from pardnn.backends.torch.user_step.reached import unreached
 from pardnn.backends.torch.user_step.sources import sources_of
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 from pardnn.errors import MismatchError, shown
@@ -174,10 +175,18 @@ def has_replaced(state: LiveState, program: Program, binding: Binding) -> bool:
     if state.spread.is_whole:
         return False
     found, outputs = False, {op.name: op.outputs[0] for op in program.sources.values()}
-    now = {source.name: source for source in sources_of(binding.objects(), ())}
+    objects = binding.objects()
+    now = {source.name: source for source in sources_of(objects, ())}
     # What holds a plain tensor may be new, too: `ema.backup = {...}`.
     plain = [each for each in program.state if each in now and now[each].kind == "buffer"]
     binding.sources.update({name: now[name] for name in plain})
+    if lost := sorted(unreached(program.state, binding.sources, objects)):
+        raise MismatchError(
+            f"{shown(lost[0])} was deleted, or what held it was replaced, since the last call "
+            f"({len(lost)} such).\nCall the step first, which captures what it reads anew.",
+            code="E527",
+            details={"name": lost[0]},
+        )
     for name, shards in program.state.items():
         tensor = binding.sources[name].get()
         if not isinstance(tensor, torch.Tensor) or state.held(tensor) is not None:

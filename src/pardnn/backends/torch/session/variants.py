@@ -35,6 +35,7 @@ from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData, has_replaced
 from pardnn.backends.torch.user_step.guards.item import Change
+from pardnn.backends.torch.user_step.reached import unreached
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
 #: How many variants are kept, the last used ones; each takes some kilobytes an op on the host.
@@ -218,7 +219,11 @@ class Variants:
 
     def enter_widest(self) -> None:
         """Switch to the variant that reads most of the state; all ranks call it."""
-        readers = [v for v in self._known if not self.stale & v.executor.program.state.keys()]
+        objects, readers = self.current.binding.objects(), list[Variant]()
+        for each in self._known:
+            names = each.executor.program.state.keys()
+            if not self.stale & names and not unreached(names, each.binding.sources, objects):
+                readers.append(each)
         self.enter(max(readers, key=lambda v: len(v.executor.program.state), default=self.current))
 
     def prepare(self, values: Sequence[Any]) -> None:

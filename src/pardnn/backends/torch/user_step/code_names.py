@@ -6,14 +6,13 @@ import _string
 import contextlib
 import dis
 import functools
-import inspect
 import re
 import string
 import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -261,15 +260,3 @@ def function_of(value: Any) -> types.FunctionType | None:
         else:
             return None
     return None
-
-
-def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
-    """Return the names of the step's positional arguments, from its signature if it has one."""
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters[:num_args] if p.kind in positional]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
-    return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]

@@ -27,12 +27,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.user_step.class_numbers import class_numbers
-from pardnn.backends.torch.user_step.code_names import (
-    argument_names,
-    globals_named,
-    is_library_function,
-)
+from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
+from pardnn.backends.torch.user_step.root_names import (
+    TABLES,
+    argument_names,
+    hides_argument,
+    outer_name,
+)
 from pardnn.backends.torch.user_step.slots import (
     HOOK_TABLES,
     VIEWS,
@@ -80,10 +82,8 @@ PLAIN = (bool, int, float, str, type(None))
 _PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
 _CONTAINERS = dict | list | deque
 _WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType, types.GenericAlias)
-#: Attributes that hold what a module registers.
-_TABLES = ("_parameters", "_buffers", "_modules")
 #: This set names buffers, and grows if a first step registers one.
-_OF_MODULES = frozenset({*_TABLES, "_non_persistent_buffers_set"})
+_OF_MODULES = frozenset({*TABLES, "_non_persistent_buffers_set"})
 #: Types that change in place and have no items by key.
 _UNSEEN = (
     set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
@@ -132,8 +132,8 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
     """
     objects = ObjectGraph(is_weak=is_weak)
     objects.contents.append((ARGUMENTS, args, list(args)))
-    for i, name in enumerate(argument_names(step, len(args))):
-        objects.arguments.append((name, i))
+    objects.arguments += [(name, i) for i, name in enumerate(argument_names(step, len(args)))]
+    for name, i in objects.arguments:
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry("", step))
     _visit_hooks(objects)
@@ -200,6 +200,8 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
+        if not entry.name and hides_argument(value, objects.arguments):
+            entry = entry._replace(name="self")
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)
             if isinstance(value, FakeTensor):
@@ -316,7 +318,7 @@ def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.stateful.append(entry)
     objects.contents.append((entry.name, module, dict(attributes)))
     entry = entry._replace(owner=module, numeric=False)
-    for kind in _TABLES:
+    for kind in TABLES:
         entries = attributes.get(kind, {})
         objects.contents.append((entry.name, entries, dict(entries)))
         objects.seen[id(entries)] = entries
@@ -358,7 +360,7 @@ def _create_scaler_tensors(scaler: torch.amp.GradScaler) -> None:
 
 def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     function = entry.value
-    entry = entry._replace(numeric=False)
+    entry, arguments = entry._replace(numeric=False), objects.arguments
     for key, cell in cells(function):
         try:
             item = cell.cell_contents
@@ -366,22 +368,23 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
             continue
         objects.seen[id(cell)] = cell
         # The variable's own name, not the path to the function that uses it.
-        objects.contents.append((key, cell, item))
-        yield entry._replace(name=key, value=item, slot=Slot(cell, None))
+        name = outer_name(key, arguments)
+        objects.contents.append((name, cell, item))
+        yield entry._replace(name=name, value=item, slot=Slot(cell, None))
     defaults = {**dict(enumerate(function.__defaults__ or ())), **(function.__kwdefaults__ or {})}
     for key, item in defaults.items():
         yield entry.child(f"default.{key}", item)
     if is_library_function(function):
         return
-    named = entry._replace(name=function.__name__)
+    named = entry._replace(name=outer_name(function.__name__, arguments))
     objects.contents.append((named.name, function, dict(function.__dict__)))
     for key, item in list(function.__dict__.items()):
         yield named.child(key, item, function)
     for key in globals_named(function):
-        item = function.__globals__[key]
-        objects.contents.append((key, GlobalName(function.__globals__, key), item))
+        item, name = function.__globals__[key], outer_name(key, arguments)
+        objects.contents.append((name, GlobalName(function.__globals__, key), item))
         slot = Slot(function.__globals__, key)
-        yield entry._replace(name=key, value=item, slot=slot)
+        yield entry._replace(name=name, value=item, slot=slot)
 
 
 def _is_walked(value: Any) -> bool:

@@ -19,7 +19,6 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from pardnn.backends.torch.user_step.code_names import argument_names
 from pardnn.backends.torch.user_step.guards.batch import BatchGuards
 from pardnn.backends.torch.user_step.guards.content import (
     MODE_GLOBALS,
@@ -39,6 +38,7 @@ from pardnn.backends.torch.user_step.guards.parameter import ParameterGuards
 from pardnn.backends.torch.user_step.guards.walk import GuardWalk
 from pardnn.backends.torch.user_step.object_graph import GLOBAL_HOOKS, walk_objects
 from pardnn.backends.torch.user_step.references import registrations
+from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.slots import dotted
 from pardnn.backends.torch.user_step.used_names import used_names
 
