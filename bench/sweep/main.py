@@ -43,7 +43,7 @@ GROUPS = {
     "idioms": idioms.CASES,
 }
 #: Seconds after which a case is stopped.
-CASE_S = 200.0
+CASE_S = 400.0
 
 
 def jobs_of(names: set[str]) -> list[Job]:

@@ -29,7 +29,7 @@ Factory = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 RANKS, STEPS = 2, 3
 #: Seconds for the ranks of one run, and for any wait of one for another.
-RUN_S, WAIT_S = 60.0, 30.0
+RUN_S, WAIT_S = 120.0, 30.0
 COSTS = "v100"
 #: Of cut ops sums are taken in another order. Where losses differ by more, that is compared with
 #: what the eager steps make of parameters that differ in their last bits.
