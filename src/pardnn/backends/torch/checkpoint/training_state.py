@@ -185,8 +185,6 @@ class TrainingState:
                 code="E525",
             )
 
-    # Saving.
-
     def save(
         self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
     ) -> None:
@@ -198,7 +196,7 @@ class TrainingState:
         root = Path(path)
         snapshot = Snapshot(
             root=root,
-            contents=contents(self._program, self._keys(), self.steps),
+            contents=contents(self._program, self._keys(), self.steps, self._binding.sources),
             values=self._live,
             manifest=self._manifest(extra),
             random=checksum(torch.get_rng_state()) if random_ops(self._program.whole) else None,
@@ -293,9 +291,8 @@ class TrainingState:
         extra = decode(manifest.extra)
         self._torn_by = f"loading {str(directory)!r} failed"
         phases.run(lambda: self._take(manifest))
-        phases.run(
-            lambda: fill(self._program, world.rank, self._live, directory, manifest, phases.tick)
-        )
+        of_rank = self._program, self._binding, world.rank, self._live
+        phases.run(lambda: fill(*of_rank, directory, manifest, phases.tick))
         self._set_numbers(manifest)
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
@@ -326,7 +323,7 @@ class TrainingState:
         self._check_located()
         self.check()
         self.finish()
-        tensors = contents(self._program, self._keys(), self.steps).tensors
+        tensors = contents(self._program, self._keys(), self.steps, self._binding.sources).tensors
         wanted = [t for t in tensors if t.keys or (optimizer and t.kind == "state")]
         phases = Phases(self._world, self._key("export"), f"exporting to {str(path)!r}")
         export(Path(path), wanted, self._exchange(), phases, self._world.rank)
