@@ -26,6 +26,7 @@ from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.gather import resident_names, whole_source
 from pardnn.backends.torch.runtime.memory import limits as memory_limits
 from pardnn.backends.torch.runtime.memory.meter import live_bytes
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
 from pardnn.backends.torch.session.new_variant import Decide, Maker, Prove
@@ -162,13 +163,18 @@ class Parallel(Checkpointed):
 
     def _followed(self, *, is_asked: bool = True) -> TrainingState:
         self._variants.refresh()
-        variant = self._variants.current
-        executor = variant.executor
+        return self._follow(is_asked=is_asked)
+
+    def _follow(self, *, is_asked: bool = True) -> TrainingState:
+        executor, binding = self._executor, self._binding
         self._training.follow(
-            executor.program, variant.binding, executor.live_values, self._variants.stale,
-            is_asked=is_asked,
-        )  # fmt: skip
+            executor.program, binding, executor.live_values, self._variants.stale, is_asked=is_asked
+        )
         return self._training
+
+    def _located(self) -> tuple[Program, Mapping[str, Any]]:
+        here = self._executor.program, self._executor.live_values
+        return here if self._training.moved else (self._training.program, self._training.live)
 
     @property
     def _executor(self) -> Executor:
@@ -196,7 +202,8 @@ class Parallel(Checkpointed):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all parameters, buffers and optimizer states, for `whole`."""
-        return resident_names(self._executor.program)
+        programs = self._follow().program, self._executor.program
+        return tuple(dict.fromkeys(name for each in programs for name in resident_names(each)))
 
     @property
     def captures(self) -> int:
@@ -220,8 +227,7 @@ class Parallel(Checkpointed):
             UsageError: E215, if there is no such name.
         """
         self._training_state()
-        executor = self._executor
-        return whole_source(self._world, executor.program, executor.live_values, name)
+        return whole_source(self._world, *self._located(), name)
 
     def save(
         self,

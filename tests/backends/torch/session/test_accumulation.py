@@ -79,6 +79,27 @@ def test_ranks_hand_their_gradients_on() -> None:
     assert found == [expected, expected]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_state_that_a_call_does_not_read_has_a_name_and_is_gathered(size: int) -> None:
+    """The last of the calls only adds to the gradients."""
+    step, (model, optimizer, x, y, _) = made("dropped")
+    losses(lambda *batch: step(model, optimizer, *batch), x, y)
+    expected = optimizer.state[model[0].weight]["exp_avg"].tolist()
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, size, path, 20).close()
+        step, args = made("dropped")
+        decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+        fast = parallelize(step, *args, decide=decide, timeout=20, device="cpu")
+        losses(fast, *args[2:4])
+        name = "optimizer.state.model.0.weight.exp_avg"
+        return name in fast.names, fast.whole(name).tolist()
+
+    for outcome in run_ranks(size, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == [True, expected]
+
+
 def zero_1(graph: Graph, size: int) -> Plan:
     """Parameters are whole, what is kept beside them is cut: torch takes no such `.grad`."""
     return pardnn.plan(graph, pardnn.Cluster.uniform(size), "zero-1", costs="v100")

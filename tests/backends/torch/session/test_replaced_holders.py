@@ -137,3 +137,15 @@ def test_before_the_next_call_it_is_refused(change: Callable[..., None]) -> None
     assert caught.value.code == "E527"
     fast(BATCH)
     fast.state_dict()
+
+
+def test_an_optimizer_that_is_put_back_is_read_again() -> None:
+    held, model = made()
+    fast = in_parallel(held, model)
+    fast(BATCH)
+    optimizer, held.optimizer = held.optimizer, None
+    with pytest.raises(PardnnError, match="put it back") as caught:
+        fast.state_dict()
+    assert caught.value.code == "E527"
+    held.optimizer = optimizer
+    assert len(fast.state_dict()["held.optimizer"]["state"]) == 4

@@ -42,13 +42,14 @@ class Contents(NamedTuple):
     values: tuple[tuple[str, ...], ...]
 
 
-def contents(program: Program, keys: Keys, step: int) -> Contents:
-    """Return what every rank of a program writes.
+def contents(program: Program, keys: Keys, step: int, bound: Mapping[str, Source]) -> Contents:
+    """Return what every rank of a program writes: all but gradients that are None now.
 
     Args:
         program: What runs.
         keys: The result of `state_dict_keys`.
         step: Steps that were trained.
+        bound: The sources of the program, by name.
 
     Raises:
         UnsupportedError: E824, if safetensors has no name for the type of a tensor.
@@ -58,6 +59,8 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
     values: list[list[str]] = [[] for _ in load]
     tensors: list[SavedTensor] = []
     for name, shards in program.state.items():
+        if name in bound and bound[name].parameter is not None and bound[name].get() is None:
+            continue
         tensor = _tensor(sources[name], keys)
         holders: dict[tuple[tuple[int, int], ...], list[tuple[int, str]]] = {}
         for rank, op, box, _ in shards:

@@ -78,7 +78,7 @@ def agreed_manifest(
 def check_tensors(
     program: Program, manifest: Manifest, what: str, unread: UnreadState | None, binding: Binding
 ) -> set[str]:
-    """Check that a checkpoint holds exactly the state of a step.
+    """Check that a checkpoint holds exactly the state of a step; gradients may be None there.
 
     Args:
         program: What runs.
@@ -97,6 +97,7 @@ def check_tensors(
     saved = {tensor.name: tensor for tensor in manifest.tensors}
     own = {op.name: op for op in program.sources.values() if op.name in program.state}
     missing = [name for name in own if name not in saved and name not in (unread or ())]
+    missing = [name for name in missing if _of_gradient(name, binding) is None]
     more = [name for name in saved if name not in own]
     places = (
         owners_of([saved[name] for name in more], binding) if more and unread is not None else {}
@@ -130,8 +131,14 @@ def check_tensors(
     return places
 
 
+def _of_gradient(name: str, binding: Binding) -> torch.Tensor | None:
+    """Return the parameter of a gradient; None for other state."""
+    return binding.sources[name].parameter if name in binding.sources else None
+
+
 def fill(
     program: Program,
+    binding: Binding,
     rank: int,
     live: Mapping[str, Any],
     directory: Path,
@@ -140,8 +147,11 @@ def fill(
 ) -> None:
     """Read the values of this rank's residents into their storages.
 
+    Gradients that the checkpoint lacks were None when it was saved, and become it.
+
     Args:
         program: What runs.
+        binding: The binding of the user's objects.
         rank: This rank.
         live: Its live values, by the names of the planned graph.
         directory: The directory of the step.
@@ -156,6 +166,8 @@ def fill(
     pieces: list[_Wanted] = []
     for op in program.residents(rank):
         of, box = shard_of(op, program.sources)
+        if of not in saved:
+            continue
         tensor = saved[of]
         box = box or whole_box(tensor.shape)
         values.append(live[op.outputs[0].name].detach())
@@ -176,6 +188,9 @@ def fill(
     finally:
         for value in values:  # the memory was written behind torch's back
             torch.autograd.graph.increment_version(value)
+    for name in program.state.keys() - saved.keys():
+        if (parameter := _of_gradient(name, binding)) is not None:
+            parameter.grad = None
 
 
 class _Wanted(NamedTuple):

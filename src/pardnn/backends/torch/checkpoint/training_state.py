@@ -85,6 +85,8 @@ class TrainingState:
     Attributes:
         steps: Steps that were trained, including those before the loaded checkpoint.
         moved: Tensors that the last graph has moved, if it does not read all of the state.
+        program: What says where all of the state is.
+        live: Its live values on this rank, by the names of the planned graph.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class TrainingState:
         self._spread = spread
         # Whole tensors in rank 0's models, and their versions when they were put there.
         self._synced: list[tuple[str, torch.Tensor, int]] = []
-        self._program, self._world, self._binding, self._live = program, world, binding, live
+        self.program, self._world, self._binding, self.live = program, world, binding, live
         self._unread, self._of_graph = unread, (program, binding, live)
         graphs = graphs or (lambda: [(program.whole, binding)])
         self._held, self._left = HeldNumbers(graphs), LeftValues(graphs, is_silent=world.rank > 0)
@@ -142,8 +144,8 @@ class TrainingState:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
         self._synced, self._spread.is_whole = [], False
-        residents = self._program.residents(self._world.rank)
-        whole, live = self._program.sources, self._live
+        residents = self.program.residents(self._world.rank)
+        whole, live = self.program.sources, self.live
         self._binding.install({shard_of(o, whole)[0]: live[o.outputs[0].name] for o in residents})
         return changed
 
@@ -159,11 +161,11 @@ class TrainingState:
         of_graph = program, binding, live
         if self._unread is not None:
             program, live = self._unread.beside(*of_graph)
-        now, before = Bound(program, binding), Bound(self._program, self._binding)
+        now, before = Bound(program, binding), Bound(self.program, self._binding)
         is_left = self._left_unread.names(now, before, gone, is_asked=is_asked)
         self.moved = moved(now, before) if is_left else []
         if not is_left:
-            self._program, self._binding, self._live = program, binding, live
+            self.program, self._binding, self.live = program, binding, live
             self._of_graph = of_graph
 
     def _check_located(self) -> None:
@@ -185,8 +187,6 @@ class TrainingState:
                 code="E525",
             )
 
-    # Saving.
-
     def save(
         self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
     ) -> None:
@@ -198,10 +198,10 @@ class TrainingState:
         root = Path(path)
         snapshot = Snapshot(
             root=root,
-            contents=contents(self._program, self._keys(), self.steps),
-            values=self._live,
+            contents=contents(self.program, self._keys(), self.steps, self._binding.sources),
+            values=self.live,
             manifest=self._manifest(extra),
-            random=checksum(torch.get_rng_state()) if random_ops(self._program.whole) else None,
+            random=checksum(torch.get_rng_state()) if random_ops(self.program.whole) else None,
             keep=keep,
         )
         key = self._key("save")
@@ -213,9 +213,9 @@ class TrainingState:
             write_snapshot(snapshot, self._world, self._lock, key)
 
     def _copied(self, snapshot: Snapshot) -> Snapshot | None:
-        cluster, rank = self._program.plan.cluster, self._world.rank
+        cluster, rank = self.program.plan.cluster, self._world.rank
         limit = None if cluster is None else cluster.devices[rank].memory
-        held = max(self._program.peaks[rank], self._most_held())
+        held = max(self.program.peaks[rank], self._most_held())
         return copied(snapshot, held, limit, self._world)
 
     def _key(self, what: str) -> str:
@@ -241,7 +241,7 @@ class TrainingState:
         return list(self._binding.sources.values())
 
     def _manifest(self, extra: Any) -> Manifest:
-        plan = self._program.plan
+        plan = self.program.plan
         return Manifest(
             step=self.steps,
             tensors=(),
@@ -253,7 +253,7 @@ class TrainingState:
             },
             random=random_state(self._world.device),
             extra=encode(extra, "extra"),
-            graph_fingerprint=fingerprint(self._program.whole),
+            graph_fingerprint=fingerprint(self.program.whole),
             plan={
                 "algorithm": plan.algorithm,
                 "num_devices": plan.num_devices,
@@ -293,9 +293,8 @@ class TrainingState:
         extra = decode(manifest.extra)
         self._torn_by = f"loading {str(directory)!r} failed"
         phases.run(lambda: self._take(manifest))
-        phases.run(
-            lambda: fill(self._program, world.rank, self._live, directory, manifest, phases.tick)
-        )
+        of_rank = self.program, self._binding, world.rank, self.live
+        phases.run(lambda: fill(*of_rank, directory, manifest, phases.tick))
         self._set_numbers(manifest)
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
@@ -312,7 +311,7 @@ class TrainingState:
         self._take_back()
         phases = Phases(self._world, self._key("weights"), f"loading weights {str(path)!r}")
         models = list(root_modules(self._binding.stateful()))
-        into = Models(self._program, self._world.rank, self._live, self._binding.sources)
+        into = Models(self.program, self._world.rank, self.live, self._binding.sources)
         tensors, keys = agreed(
             phases, path, into, lambda: model_keys(self._keys(), models, model), strict=strict
         )
@@ -326,7 +325,7 @@ class TrainingState:
         self._check_located()
         self.check()
         self.finish()
-        tensors = contents(self._program, self._keys(), self.steps).tensors
+        tensors = contents(self.program, self._keys(), self.steps, self._binding.sources).tensors
         wanted = [t for t in tensors if t.keys or (optimizer and t.kind == "state")]
         phases = Phases(self._world, self._key("export"), f"exporting to {str(path)!r}")
         export(Path(path), wanted, self._exchange(), phases, self._world.rank)
@@ -335,7 +334,7 @@ class TrainingState:
         """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
         self._check_located()
         self.check()
-        names = list(self._program.state)
+        names = list(self.program.state)
         return gathered_state_dicts(self._binding, self._exchange(), names, self._world.rank)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -343,8 +342,8 @@ class TrainingState:
         self._check_located()
         self.finish()
         self._take_back()
-        sources = {op.name: op.outputs[0] for op in self._program.sources.values()}
-        known = {name: sources[name] for name in self._program.state}
+        sources = {op.name: op.outputs[0] for op in self.program.sources.values()}
+        known = {name: sources[name] for name in self.program.state}
         phases = Phases(self._world, self._key("state"), "loading state dicts")
         values = scatter_state_dicts(
             state or {}, self._binding, self._exchange(), known, phases, self._world.rank
@@ -358,7 +357,7 @@ class TrainingState:
         exchange = self._exchange()
         found: list[tuple[str, torch.Tensor, int]] = []
         for name, source in self._binding.sources.items():
-            if source.kind not in ("parameter", "buffer") or name not in self._program.state:
+            if source.kind not in ("parameter", "buffer") or name not in self.program.state:
                 continue
             whole = exchange.gather(name)
             if whole is not None:
@@ -367,14 +366,14 @@ class TrainingState:
         self._synced, self._spread.is_whole = found, bool(found)
 
     def _exchange(self) -> Exchange:
-        return Exchange(self._program, self._world, self._live)
+        return Exchange(self.program, self._world, self.live)
 
     def _take(self, manifest: Manifest) -> None:
         """Make room for the state of a checkpoint that no graph reads."""
         if self._unread is not None:
             self._unread.take(manifest, *self._of_graph[:2])
-            self._program, self._live = self._unread.beside(*self._of_graph)
-            guard_spread_objects(self._spread, self._program, self._binding)
+            self.program, self.live = self._unread.beside(*self._of_graph)
+            guard_spread_objects(self._spread, self.program, self._binding)
 
     def _set_numbers(self, manifest: Manifest) -> None:
         objects, held, left = _values_in(manifest)
@@ -388,7 +387,7 @@ class TrainingState:
 
     def _check_fits(self, manifest: Manifest, what: str) -> None:
         """Raise E520 unless a checkpoint is of this step."""
-        more = check_tensors(self._program, manifest, what, self._unread, self._binding)
+        more = check_tensors(self.program, manifest, what, self._unread, self._binding)
         objects, held, left = _values_in(manifest)
         check_values(objects, self._binding.stateful(), what, more)
         self._held.check(held, objects, self._binding, what, left)

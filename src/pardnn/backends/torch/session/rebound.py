@@ -183,7 +183,8 @@ def has_replaced(state: LiveState, program: Program, binding: Binding) -> bool:
     if lost := sorted(unreached(program.state, binding.sources, objects)):
         raise MismatchError(
             f"{shown(lost[0])} was deleted, or what held it was replaced, since the last call "
-            f"({len(lost)} such).\nCall the step first, which captures what it reads anew.",
+            f"({len(lost)} such).\nCall the step first, which captures what it reads anew, or put "
+            "it back if training is over.",
             code="E527",
             details={"name": lost[0]},
         )
