@@ -154,8 +154,7 @@ class Parallel(Checkpointed):
         super().load_state_dict(state)
 
     def _training_state(self) -> TrainingState:
-        self._variants.settle()
-        training = self._followed()
+        training = self._followed(is_asked=self._variants.settle())
         if training.moved:
             self._variants.enter_widest()
             training = self._followed()

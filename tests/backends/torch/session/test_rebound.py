@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
@@ -288,3 +289,34 @@ def test_another_shape_is_not_taken_between_steps() -> None:
     assert caught.value.code == "E527"
     fast(rows(4, 6))
     assert torch.equal(fast.whole("model.best"), rows(9))
+
+
+def test_without_a_change_whole_tensors_take_one_walk_of_the_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    walks = list[None]()
+    walk = Binding.objects
+
+    def counted(binding: Binding) -> Any:
+        walks.append(None)
+        return walk(binding)
+
+    def body(rank: int, store: str) -> Any:
+        connect(rank, 2, store, 20).close()
+        step, model, optimizer = made()
+        model.register_buffer("best", rows(8))
+        fast = parallelize(step, model, optimizer, rows(4, 6), decide=scattered, device="cpu")
+        fast(rows(4, 6))
+        walks.clear()
+        names = fast.names
+        first = len([fast.whole(name) for name in names] and walks)
+        model.best = rows(8) + 2
+        best = fast.whole("model.best").tolist()
+        return len(names), first, len(walks), best
+
+    monkeypatch.setattr(Binding, "objects", counted)
+    for outcome in run_ranks(2, body):
+        num_names, first, walks_in_all, best = outcome.value
+        assert num_names > 10
+        assert (first, walks_in_all) == (1, 2)
+        assert best == (rows(8) + 2).tolist()

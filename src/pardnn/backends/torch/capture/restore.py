@@ -36,7 +36,7 @@ def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
         contents: `ObjectGraph.contents` of the walk before the step.
     """
     for _, holder, content in contents:
-        if _content(holder) is not None and _same(_content(holder), content):
+        if is_as_noted(holder, content):
             continue
         if isinstance(holder, types.CellType):
             holder.cell_contents = content
@@ -49,6 +49,12 @@ def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
             items = items_of(holder)
             items.clear()
             items.update(content)
+
+
+def is_as_noted(holder: Any, content: Any) -> bool:
+    """Whether a holder has the same objects as in an entry of `ObjectGraph.contents`."""
+    now = _content(holder)
+    return now is not None and _same(now, content)
 
 
 def _content(holder: Any) -> Any:

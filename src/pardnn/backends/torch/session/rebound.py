@@ -29,6 +29,7 @@ from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.reached import unreached
 from pardnn.backends.torch.user_step.sources import sources_of
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
@@ -159,7 +160,9 @@ class KeptData:
         )
 
 
-def has_replaced(state: LiveState, program: Program, binding: Binding) -> bool:
+def has_replaced(
+    state: LiveState, program: Program, binding: Binding, objects: ObjectGraph
+) -> bool:
     """Whether tensors of the state are new objects since a graph took them: `m.best = x`.
 
     A call notices those that it reads; this is for what reads all of the state between two calls.
@@ -168,14 +171,12 @@ def has_replaced(state: LiveState, program: Program, binding: Binding) -> bool:
         state: What the ranks hold.
         program: What runs.
         binding: The binding of its sources.
+        objects: What the step reaches now.
 
     Raises:
         MismatchError: E527, if the graph cannot take one over.
     """
-    if state.spread.is_whole:
-        return False
     found, outputs = False, {op.name: op.outputs[0] for op in program.sources.values()}
-    objects = binding.objects()
     now = {source.name: source for source in sources_of(objects, ())}
     # What holds a plain tensor may be new, too: `ema.backup = {...}`.
     plain = [each for each in program.state if each in now and now[each].kind == "buffer"]

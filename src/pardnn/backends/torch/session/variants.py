@@ -34,6 +34,7 @@ from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData, has_replaced
+from pardnn.backends.torch.session.settled import Settled
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.reached import unreached
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
@@ -125,6 +126,7 @@ class Variants:
         state.holds_for[first.number] = first.holds_for
         self.num_made, self.num_moved = 1, 0
         self.replaced: list[Change] = []
+        self._settled: Settled | None = None
         self._notices = Notices(history.what, is_silent=state.world.rank != 0)
         self.enter(first, recording)
 
@@ -143,6 +145,7 @@ class Variants:
         Raises:
             PardnnError: As `Parallel.__call__` does.
         """
+        self._settled = None  # it keeps what the user may have replaced
         try:
             self.refresh()
             is_told = self.follow_data()
@@ -178,8 +181,11 @@ class Variants:
             raise self._world.report_failure(error) from error.__cause__
         return self._kept.are_parameters_told
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Take over new data, between two steps.
+
+        Returns:
+            Whether the user's objects may hold something else than at the last time.
 
         Raises:
             MismatchError: E527, if only a step can take it over.
@@ -192,9 +198,17 @@ class Variants:
                 "the old data.\nCall the step first.",
                 code="E527",
             )
-        if has_replaced(self._state, self.current.executor.program, self.current.binding):
+        of = self.current.executor.program, self.current.binding
+        if self._state.spread.is_whole:
+            return True
+        if self._settled is not None and self._settled.holds(*of):
+            return False
+        objects = self.current.binding.objects()
+        if has_replaced(self._state, *of, objects):
             self._state.version += 1  # other steps have the old ones, too
             self.enter(self.current)
+        self._settled = Settled(*of, objects)
+        return True
 
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
         inputs = variant.binding.batch_inputs(batch)
