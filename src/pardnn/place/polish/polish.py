@@ -41,7 +41,7 @@ from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.heft import heft_kernel
 from pardnn.place.colocation import closed_arrays, runnable
-from pardnn.place.ordering.fit import fit_candidate, fits
+from pardnn.place.ordering.fit import fit_candidate, fits, holds_residuals
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.polish.components import levels, refine, with_heavy_ones
@@ -302,7 +302,7 @@ def _better(
     # Neither contention nor memory makes it any faster.
     if end_of(task, state) - task.begin.max() >= best.seconds:
         return best, False
-    if not _holds_residuals(job, place):
+    if not holds_residuals(job.residual, place, job.room):
         return best, True
     seconds = machine.seconds[machine.device_class[place], np.arange(a.num_ops)]
     timeline = static_timeline(
@@ -311,7 +311,10 @@ def _better(
     plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
     memory_binds = not fits(a, plan, job.capacities)
     if memory_binds:
-        fitted = fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
+        fitted = fit_candidate(
+            a, machine, place, timeline, job.capacities, job.overwrites,
+            below=np.inf if job.by_period else best.seconds,
+        )  # fmt: skip
         if fitted is None:
             return best, True
         plan = fitted
@@ -322,12 +325,6 @@ def _better(
 def end_of(task: Task, state: State) -> float:
     """Return when the last op ends, with what counts after it, seconds."""
     return float((state.finish + task.after[state.place]).max())
-
-
-def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
-    resident = np.zeros(job.machine.num_devices, dtype=np.int64)
-    np.add.at(resident, place, job.residual)
-    return bool((resident <= job.room).all())
 
 
 def ranked_by(
