@@ -114,7 +114,6 @@ def other_placement(
     )  # fmt: skip
 
 
-@collector_paused()
 def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
     """Return an outcome with its pieces; placements are timed as measured where whole ops were.
 
