@@ -18,7 +18,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.microbatches import decide as microbatches
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.outcome import Outcome, score
+from pardnn.planner.outcome import Outcome, plan_of, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.search import unlimited
 from pardnn.planner.search.portfolio import decide
@@ -121,7 +121,7 @@ def test_pieces_are_made_to_fit_too() -> None:
     found = unlimited._fitted(problem(limit), free, 1.0)
     assert found.sharded is not None
     assert found.sharded.plan.pieces == free.sharded.plan.pieces
-    check_plan(graph, found.sharded.plan, problem(limit).cluster)
+    check_plan(graph, plan_of(problem(limit), found), problem(limit).cluster)
     assert found.makespan_s == found.sharded.makespan_s <= free.makespan_s
 
 

@@ -12,7 +12,7 @@ from pardnn.graph.build import made_graph
 from pardnn.graph.ir import Graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.pieces import Pieces
-from pardnn.plan.plan import plan_from_arrays
+from pardnn.plan.plan import Plan
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
@@ -104,7 +104,7 @@ def other_placement(
     log = SearchLog(within=problem.log, part=f"{len(pieces.points) - 1} pieces, ")
     log.trying(trying)
     found = place(dataclasses.replace(inner, log=log), outcome._replace(sharded=None))
-    plan = dataclasses.replace(plan_from_arrays(made.graph, found.plan), pieces=pieces)
+    plan = Plan(placement={}, order=(), pieces=pieces)
     return found._replace(
         planning_s=time.perf_counter() - begun,
         sharded=made._replace(
@@ -130,7 +130,7 @@ def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome
         return outcome._replace(sharded=sharded._replace(plan=plan), notes=notes)
     cluster, cut, known = problem.cluster, inner.graph, inner.costs
     is_measured = problem.costs.is_measured
-    plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
+    plan = outcome.sharded.plan if outcome.sharded else Plan(placement={}, order=())
     if is_measured:
         progress = inner.log.timing(outcome.algorithm)
         known = partitioned_costs(problem.graph, cut, cluster, problem.costs, progress=progress)

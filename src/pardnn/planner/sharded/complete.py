@@ -75,7 +75,7 @@ class ShardedPlan(NamedTuple):
     """A sharded plan, simulated.
 
     Attributes:
-        plan: Without metadata.
+        plan: Without metadata; where `arrays` alone has its lists, without them (`plan_of`).
         graph: Its partitioned graph.
         costs: Of that graph.
         arrays: The plan by numbers of that graph.
