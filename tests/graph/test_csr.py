@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.graph.build import build_arrays, build_graph, reordered
+from pardnn.graph.build import build_arrays, build_graph, made_graph, reordered
 from pardnn.graph.csr import (
     NORMAL,
     REFERENCE,
@@ -24,6 +24,13 @@ from tests.strategies import FAMILIES, graphs, random_graph
 
 def rows(ptr: np.ndarray, values: np.ndarray) -> list[list[int]]:
     return [values[a:b].tolist() for a, b in itertools.pairwise(ptr)]
+
+
+@given(graphs(shuffled=True))
+def test_a_graph_that_is_not_checked_is_the_same(graph: Graph) -> None:
+    made, checked = made_graph("g", graph.ops), build_graph("g", graph.ops)
+    assert made.ops == checked.ops
+    assert all(np.array_equal(*both) for both in zip(made.arrays, checked.arrays, strict=True))
 
 
 @given(graphs(shuffled=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError
 from pardnn.plan.check import check_plan
 from pardnn.planner.costs import costs_for
+from pardnn.planner.microbatches import decide as microbatches
 from pardnn.planner.microbatches.in_pieces import completed, problem_in_pieces
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.outcome import Outcome, score
+from pardnn.planner.outcome import Outcome, plan_of, score
 from pardnn.planner.problem import Problem
 from pardnn.planner.search import unlimited
 from pardnn.planner.search.portfolio import decide
@@ -119,7 +121,7 @@ def test_pieces_are_made_to_fit_too() -> None:
     found = unlimited._fitted(problem(limit), free, 1.0)
     assert found.sharded is not None
     assert found.sharded.plan.pieces == free.sharded.plan.pieces
-    check_plan(graph, found.sharded.plan, problem(limit).cluster)
+    check_plan(graph, plan_of(problem(limit), found), problem(limit).cluster)
     assert found.makespan_s == found.sharded.makespan_s <= free.makespan_s
 
 
@@ -155,6 +157,57 @@ def test_parts_of_a_search_without_limits_are_taken_where_they_fit() -> None:
     for problem in (tight, problem_of(HELD)):
         assert reused(problem, ["heft"], best).plan is not found.plan
     assert asked == 3
+
+
+def test_what_no_limit_changes_is_made_once_for_both_searches() -> None:
+    made = list[int]()
+
+    def make() -> list[int]:
+        made.append(len(made))
+        return made
+
+    alone, limited = problem_of(None), dataclasses.replace(problem_of(HELD), free={})
+    for each in (alone, alone, limited.without_limits(), limited):
+        assert each.kept(("this",), make) is made
+    assert made == [0, 1, 2]
+    other = dataclasses.replace(limited, graph=random_graph(2, 60))
+    assert other.kept(("this",), make) is limited.kept(("that",), make)
+    assert made == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("share", "searched"), [(1.0, 1), (0.98, 2)])
+def test_stages_of_a_search_without_limits_are_taken_where_they_fit(
+    share: float, searched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = hand_graphs.mlp(64, 64, 64, 64)
+    asked = list[Problem]()
+
+    def in_stages(problem: Problem, inner: Problem) -> Outcome:
+        asked.append(inner)
+        return search(problem, inner)
+
+    search = microbatches.in_stages
+    monkeypatch.setattr(microbatches, "in_stages", in_stages)
+
+    def staged(problem: Problem) -> Outcome:
+        return microbatches._staged(problem, 4, lambda *_: FREE, math.inf)
+
+    def problem(memory: int | None) -> Problem:
+        cluster = Cluster.uniform(3, memory=memory)
+        given = PlanOptions(algorithm="modulo", reserve=0.0, costs="v100")
+        made = Problem(graph, cluster, costs_for(graph, cluster, "v100"), given)
+        return dataclasses.replace(made, free={})
+
+    free = problem(None)
+    known = staged(free)
+    assert known.sharded is not None
+    most = int(peaks(known.sharded.graph.arrays, known.plan).max())
+    limited = dataclasses.replace(free, cluster=Cluster.uniform(3, memory=int(share * most)))
+    vars(limited)["in_pieces"] = free.in_pieces
+    found = staged(limited)
+    assert len(asked) == searched
+    assert asked[0].graph is asked[-1].graph  # the batch is cut once
+    assert (found.plan is known.plan) == (searched == 1)
 
 
 def test_auto_under_a_limit_is_no_slower_than_a_plan_that_fits() -> None:

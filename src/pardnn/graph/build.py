@@ -42,6 +42,20 @@ def build_graph(name: str, ops: Iterable[Op]) -> Graph:
     return Graph(name=name, ops=ops, arrays=build_arrays(ops))
 
 
+def made_graph(name: str, ops: Iterable[Op]) -> Graph:
+    """Return the graph of ops that were made of a graph's own, unchecked.
+
+    A search makes dozens, and checking them takes three quarters of that. The one that it ends with
+    is made of its plan once more, and checked with it.
+
+    Args:
+        name: Any text.
+        ops: In any order.
+    """
+    ops = tuple(ops)
+    return Graph(name=name, ops=ops, arrays=build_arrays(ops))
+
+
 def _pointers(lengths: Sequence[int] | ndarray) -> ndarray:
     return frozen(np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]))
 

@@ -9,11 +9,11 @@ import numpy as np
 from pardnn.gc_pause import collector_paused
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import stamped
-from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
+from pardnn.plan.plan import Plan, Predicted
 from pardnn.plan.state_in_place import check_state_kept
 from pardnn.planner.costs import communication_ratio
 from pardnn.planner.kept_state import kept
-from pardnn.planner.outcome import Outcome
+from pardnn.planner.outcome import Outcome, plan_of
 from pardnn.planner.problem import Problem
 from pardnn.report.results import PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
@@ -37,9 +37,9 @@ def finished(problem: Problem, outcome: Outcome) -> tuple[Plan, PlanResult]:
         InvalidPlanError: E410, if it breaks a rule.
     """
     result = _measure(problem, outcome)
-    graph, options, sharded = problem.graph, problem.options, outcome.sharded
+    graph, options = problem.graph, problem.options
     plan = dataclasses.replace(
-        plan_from_arrays(graph, outcome.plan) if sharded is None else sharded.plan,
+        plan_of(problem, outcome),
         versions={"pardnn": __version__},
         cluster=problem.cluster,
         algorithm=outcome.algorithm,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError
-from pardnn.plan.plan import PlanArrays
+from pardnn.plan.plan import Plan, PlanArrays, plan_from_arrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
@@ -39,6 +40,21 @@ class Outcome(NamedTuple):
     sharded: ShardedPlan | None = None
     notes: tuple[str, ...] = ()
     lower_bound_s: float = 0.0
+
+
+def plan_of(problem: Problem, outcome: Outcome) -> Plan:
+    """Return the plan of an outcome by names, without metadata.
+
+    Args:
+        problem: What was planned.
+        outcome: Of it.
+    """
+    made = outcome.sharded
+    if made is None:
+        return plan_from_arrays(problem.graph, outcome.plan)
+    if made.plan.order:
+        return made.plan
+    return dataclasses.replace(plan_from_arrays(made.graph, made.arrays), pieces=made.plan.pieces)
 
 
 def score(problem: Problem, outcome: Outcome) -> tuple[float, float]:

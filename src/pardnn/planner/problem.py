@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool
@@ -32,6 +33,8 @@ from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of, restricted
 
+Kept = TypeVar("Kept")
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -48,7 +51,8 @@ class Problem:
         log: Of the search.
         allowed: Whether constraints let a device run an op (see `steering`); None: all.
         below: Seconds of a known plan; a plan that cannot be faster need not be made.
-        free: Outcomes of searches without limits, by graph and algorithms; None: none are kept.
+        free: What a search without limits has found, for one under limits: outcomes by graph and
+            algorithms, and what limits do not change; None: nothing is kept.
     """
 
     graph: Graph
@@ -91,8 +95,8 @@ class Problem:
         return self.start or (self.state and self.state.near)
 
     @functools.cached_property
-    def in_pieces(self) -> dict[int, tuple[Pieces, Problem]]:
-        """Cached problems with the batch in pieces, by number of pieces."""
+    def in_pieces(self) -> dict[tuple[int, bool], tuple[Pieces, Problem]]:
+        """Cached problems with the batch in pieces, by their number and whether each sum is one."""
         return {}
 
     @functools.cached_property
@@ -148,6 +152,20 @@ class Problem:
         for known in ("in_pieces", "work_in_pieces"):  # cuts of the batch know no limits
             vars(free)[known] = getattr(self, known)
         return free
+
+    def kept(self, what: tuple[Any, ...], make: Callable[[], Kept]) -> Kept:
+        """Return what no memory limit changes; a search under limits does not make it anew.
+
+        Args:
+            what: Tells it from all else that is made of this graph.
+            make: Makes it.
+        """
+        if self.free is None:
+            return make()
+        key = ("kept", id(self.graph), *what)
+        if key not in self.free:
+            self.free[key] = self.graph, make()  # the graph stays, so its id is its own
+        return self.free[key][1]
 
     def with_options(self, **changed: Any) -> Problem:
         """Return the same problem with some options changed."""

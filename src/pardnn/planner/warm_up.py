@@ -29,6 +29,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.kernels.compilations import COMPILATIONS
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering import memory_bounded, schedule
+from pardnn.place.ordering.least_peak import least_peak_positions
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.pardnn import overflow_knapsack
 from pardnn.place.pardnn.memory_tracking import memory_profile_of
@@ -126,6 +127,7 @@ def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
     memory_bounded.memory_bounded_plan(
         arrays, machine, place, position, [_WARM_UP_BYTES] * 2, _nothing_written()
     )
+    least_peak_positions(arrays)
 
 
 def _load_overflow(arrays: GraphArrays, machine: Machine) -> None:

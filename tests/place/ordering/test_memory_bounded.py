@@ -61,7 +61,8 @@ def test_what_fits_is_never_given_up() -> None:
             plan, found = memory_bounded_plan(*given), fitting_plan(*given)
             if fits(a, plan, capacities):
                 assert found is not None
-                assert all(np.array_equal(*both) for both in zip(plan, found, strict=True))
+                assert found.plan is not None
+                assert all(np.array_equal(*both) for both in zip(plan, found.plan, strict=True))
             outcomes.append((fits(a, plan, capacities), found is not None))
     assert set(outcomes) == {(True, True), (False, False)}  # nothing is worked on in vain
 

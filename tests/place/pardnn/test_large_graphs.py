@@ -123,7 +123,7 @@ def test_repair_of_the_fastest_is_the_last_word_if_it_costs_little(
 ) -> None:
     """No other start is worked on, but where repair costs much."""
     tried: list[int] = []
-    monkeypatch.setattr(step2_memory, "fit_candidate", lambda *_: tried.append(1))
+    monkeypatch.setattr(step2_memory, "fit_candidate", lambda *_, **__: tried.append(1))
     graph = _graph(5)
     problem, written = problem_for(graph, 2, with_views=True), first_overwrites(graph)
     candidates, _ = partition(problem)
@@ -154,7 +154,7 @@ def test_ops_of_small_graphs_stand_in_any_order(monkeypatch: pytest.MonkeyPatch)
 def test_every_candidate_of_a_small_graph_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[np.ndarray] = []
     monkeypatch.setattr(
-        step2_memory, "fit_candidate", lambda _a, _m, place, *_: tried.append(place)
+        step2_memory, "fit_candidate", lambda _a, _m, place, *_, **__: tried.append(place)
     )
     graph = _graph(4)
     problem = problem_for(graph, 2, with_views=True)

@@ -20,8 +20,9 @@ from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.blocks import give, move_block, path_through_block
+from pardnn.place.polish.effort import Gains
 from pardnn.place.polish.neighbourhood import State, Task, changed, fill_kernel, state_of, task_of
-from pardnn.place.polish.polish import end_of, polish, polish_best
+from pardnn.place.polish.polish import _found, end_of, polish, polish_best
 from pardnn.place.polish.search import search_kernel
 from pardnn.place.polish.slots import best_slot
 from pardnn.plan.check import plan_problems
@@ -355,13 +356,13 @@ def test_half_of_the_work_is_for_plans_that_are_near_and_of_large_graphs_improve
     best, other = plans
     spent: list[int] = []
 
-    def polished(_graph, _machine, plan, *_, work, near, **__):
+    def improved(job, found, _seed, work, *, near=False, **_):
         spent.append(work)
         # Of large graphs the second part moves ops alone.
         assert near == (work == 18 and few < 80)
-        return best if gains and plan is other else plan
+        return _found(job, best if gains and found.plan is other else found.plan), Gains(1)
 
-    monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
+    monkeypatch.setattr("pardnn.place.polish.polish._improved", improved)
     monkeypatch.setattr("pardnn.place.polish.polish.FEW_OPS", few)
     starts = [other, other] if gains else plans
     known_s = known * simulate(graph, machine, best).makespan
@@ -379,10 +380,10 @@ def test_the_second_best_plan_of_the_first_part_may_win(monkeypatch: pytest.Monk
     given.sort(key=lambda plan: simulate(graph, machine, plan).makespan)
     best, middle, worst = given
 
-    def polished(_graph, _machine, plan, *_, work, **__):
-        return best if work == 18 and plan is worst else plan
+    def improved(job, found, _seed, work, **_):
+        return _found(job, best if work == 18 and found.plan is worst else found.plan), Gains(1)
 
-    monkeypatch.setattr("pardnn.place.polish.polish.polish", polished)
+    monkeypatch.setattr("pardnn.place.polish.polish._improved", improved)
     better, origin = polish_best(graph, machine, [middle, worst], [None] * 3, work=36)
     assert origin == 1
     assert simulate(graph, machine, better).makespan <= simulate(graph, machine, best).makespan

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import unittest.mock
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from pardnn.planner.sharded import complete, decide, memory
 from pardnn.planner.sharded.least_memory import least_of_partitions, least_peaks
 from pardnn.planner.sharded.sharding_seconds import sharding_seconds
 from pardnn.shard.search.tofu import TimedSearch
+from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.units import size_texts
@@ -195,6 +197,31 @@ def test_nothing_smaller_is_searched_for_where_the_fastest_cut_is_too_slow(
     with contextlib.suppress(InfeasibleError):
         decide.fitting_plans(problem, "tofu", unless_above=below)
     assert (within.call_count, search.call_count) == count
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_memory_has_no_price_where_the_fewest_bytes_are_too_slow(
+    monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """A sharding of the fewest seconds does not fit; what is searched for less memory is slower."""
+    tried = list[Any]()
+
+    def completed(problem: Problem, sharding: Sharding, unless_above: float | None) -> Any:
+        tried.append(sharding)
+        slow = is_slow and len(tried) == 3
+        details = {"estimated_s": 1.0} if slow else {memory.PEAK: 1 << 40, "usable_bytes": 1}
+        raise InfeasibleError("", details=details)
+
+    priced = unittest.mock.Mock(wraps=SHARDED["tofu"])
+    monkeypatch.setattr(decide, "plan_of_sharding", completed)
+    monkeypatch.setitem(decide.SHARDED, "tofu", priced)
+    graph, cluster = captured(many_samples), Cluster.uniform(4, memory=1 << 30)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, "v100"), PlanOptions())
+    with pytest.raises(InfeasibleError):
+        decide.fitting_plans(problem, "tofu", unless_above=0.5)
+    prices = [call.kwargs.get("memory_price") for call in priced.call_args_list]
+    assert prices == [None, *([] if is_slow else [4 * each for each in decide.MEMORY_PRICES])]
+    assert len(tried) == 2 + len(prices)
 
 
 @pytest.mark.parametrize("algorithm", ["tofu", "data-parallel", "zero-1"])

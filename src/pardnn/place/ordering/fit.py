@@ -9,6 +9,7 @@ The simulator decides among those that fit. For a tiny graph, all plans are sear
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,14 +24,18 @@ from pardnn.place.ordering.low_memory_orders import (
     eager_free_positions,
     file_positions,
 )
-from pardnn.place.ordering.memory_bounded import fitting_plan, limits, memory_bounded_plan
+from pardnn.place.ordering.memory_bounded import (
+    InOrder,
+    fitting_plan,
+    limits,
+    memory_bounded_plan,
+)
 from pardnn.place.ordering.schedule import first_overwrites, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
-from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
-from pardnn.sim.peak import peaks
+from pardnn.sim.peak import peaks, residual_bytes
 from pardnn.sim.timeline import Timeline
 
 #: Blends of two orders tried between the extremes; fewer for graphs above `MANY_OPS`.
@@ -57,6 +62,21 @@ def excess_bytes(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int
         capacities: Usable bytes of each device; None is unlimited.
     """
     return int((peaks(arrays, plan) - limits(capacities)).max())
+
+
+def holds_residuals(
+    residual: Int64[ndarray, " n"], place: Int64[ndarray, " n"], usable: Int64[ndarray, " k"]
+) -> bool:
+    """Return whether devices have room for what they hold all the time, in any order.
+
+    Args:
+        residual: Bytes of each op that outlive the step.
+        place: Device of each op.
+        usable: Bytes of each device; see `limits`.
+    """
+    held = np.zeros(len(usable), dtype=np.int64)
+    np.add.at(held, place, residual)
+    return bool((held <= usable).all())
 
 
 def fit_schedule(
@@ -86,6 +106,8 @@ def fit_candidate(
     timeline: Timeline,
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
+    *,
+    below: float = np.inf,
 ) -> PlanArrays | None:
     """Return the fastest plan found for a placement that fits, its own timeline tried first.
 
@@ -96,12 +118,18 @@ def fit_candidate(
         timeline: Any complete timeline of this placement.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
+        below: Seconds; plans that take as long need not be found.
     """
     plan = ordered_plan(arrays, machine.num_devices, place, timeline, overwrites)
     if fits(arrays, plan, capacities):
         return plan
-    best = fit_near(arrays, machine, place, timeline, capacities, overwrites)
-    if best is None and (place == place[0]).all():  # on one device all orders take as long
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops))
+    if not holds_residuals(residual, place, limits(capacities)):
+        return None
+    is_alone = bool((place == place[0]).all())  # on one device all orders take as long
+    below = np.inf if is_alone else below
+    best = fit_near(arrays, machine, place, timeline, capacities, overwrites, below=below)
+    if best is None and is_alone:
         plan = free_plan(arrays, machine.num_devices, place, least_peak_positions(arrays))
         best = plan if fits(arrays, plan, capacities) else None
     return best
@@ -139,6 +167,8 @@ def fit_near(
     timeline: Timeline,
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
+    *,
+    below: float = np.inf,
 ) -> PlanArrays | None:
     """Return the fastest plan found for a placement that fits, of those near a timeline's order.
 
@@ -149,14 +179,17 @@ def fit_near(
         timeline: Whose order of ops counts; it may be that of another placement.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
+        below: Seconds; plans that take as long need not be found.
     """
+    blends = _Blends(arrays, machine, place, timeline, capacities, overwrites)
+    own = blends.plan(0.0, timeline.dispatch, below)
+    if own is not None:
+        return own.plan if own.seconds < below else None
     best: PlanArrays | None = None
-    shortest = np.inf
     for base in (file_positions(arrays), eager_free_positions(arrays)):
-        plan = fit_order(arrays, machine, place, timeline, base, capacities, overwrites)
-        makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
-        if makespan < shortest:
-            best, shortest = plan, makespan
+        found = blends.fastest(base, below)
+        if found.plan is not None:
+            best, below = found
     return best
 
 
@@ -168,10 +201,10 @@ def fit_order(
     base: Int64[ndarray, " n"],
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
+    *,
+    below: float = np.inf,
 ) -> PlanArrays | None:
     """Return the fastest plan that fits, of those between a timeline's order and a low-memory one.
-
-    Weights of blends are bisected, as if more of the low-memory order always needed less memory.
 
     Args:
         arrays: The graph.
@@ -181,24 +214,61 @@ def fit_order(
         base: Positions in an order that needs little memory.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
+        below: Seconds; plans that take as long need not be found.
     """
-    best: PlanArrays | None = None
-    shortest = np.inf
-    low, high, weight = 0.0, 1.0, 0.0
-    bisections = FEW_BISECTIONS if arrays.num_ops > MANY_OPS else BISECTIONS
-    for step in range(2 + bisections):
-        position = blended_positions(timeline.dispatch, base, weight)
-        plan = fitting_plan(arrays, machine, place, position, capacities, overwrites)
-        if plan is not None and fits(arrays, plan, capacities):
-            makespan = run_lists(arrays, machine, plan).makespan
-            if makespan < shortest:
-                best, shortest = plan, makespan
-            if weight == 0.0:
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops))
+    if not holds_residuals(residual, place, limits(capacities)):
+        return None
+    blends = _Blends(arrays, machine, place, timeline, capacities, overwrites)
+    own = blends.plan(0.0, base, below)
+    if own is not None:
+        return own.plan if own.seconds < below else None
+    return blends.fastest(base, below).plan
+
+
+class _Blends(NamedTuple):
+    """A placement, for plans whose order is between a timeline's and another one."""
+
+    arrays: GraphArrays
+    machine: Machine
+    place: Int64[ndarray, " n"]
+    timeline: Timeline
+    capacities: Sequence[int | None]
+    overwrites: Int64[ndarray, "w 2"]
+
+    def plan(self, weight: float, base: Int64[ndarray, " n"], below: float) -> InOrder | None:
+        """Return the plan of a blend, if it fits; see `fitting_plan`.
+
+        Args:
+            weight: Of the other order.
+            base: Positions in the other order.
+            below: Seconds; a plan that takes as long need not be made.
+        """
+        position = blended_positions(self.timeline.dispatch, base, weight)
+        return fitting_plan(
+            self.arrays, self.machine, self.place, position, self.capacities, self.overwrites,
+            below=below,
+        )  # fmt: skip
+
+    def fastest(self, base: Int64[ndarray, " n"], below: float) -> InOrder:
+        """Return the fastest plan that fits, if the timeline's own order does not.
+
+        Weights are bisected, as if more of the low-memory order always needed less memory.
+
+        Args:
+            base: Positions in an order that needs little memory.
+            below: Seconds that it takes less than; there may be no plan.
+        """
+        best = InOrder(None, below)
+        low, high, weight = 0.0, 1.0, 1.0
+        bisections = FEW_BISECTIONS if self.arrays.num_ops > MANY_OPS else BISECTIONS
+        for _ in range(1 + bisections):
+            found = self.plan(weight, base, best.seconds)
+            if found is None and weight == 1.0:
                 break
-            high = weight
-        else:
-            if weight == 1.0:
-                break
-            low = weight
-        weight = 1.0 if step == 0 else (low + high) / 2
-    return best
+            if found is None:
+                low = weight
+            else:
+                best, high = found if found.seconds < best.seconds else best, weight
+            weight = (low + high) / 2
+        return best

@@ -82,7 +82,24 @@ def memory_bounded_plan(
         arrays, machine, place, position, limits(capacities), overwrites, may_exceed=True
     )
     assert found is not None
-    return found
+    assert found.plan is not None
+    return found.plan
+
+
+class InOrder(NamedTuple):
+    """A plan that fits, in a given order.
+
+    Attributes:
+        plan: The plan; None if it cannot take less than what was asked for.
+        seconds: Simulated; infinite without a plan, NaN if devices wait for each other for ever.
+    """
+
+    plan: PlanArrays | None
+    seconds: float
+
+
+#: Fits, but takes too long.
+_TOO_SLOW = InOrder(None, np.inf)
 
 
 def fitting_plan(
@@ -92,8 +109,13 @@ def fitting_plan(
     position: Int64[ndarray, " n"],
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
-) -> PlanArrays | None:
-    """Return the plan of `memory_bounded_plan` if it may fit; None as soon as it cannot.
+    *,
+    below: float = np.inf,
+) -> InOrder | None:
+    """Return the plan of `memory_bounded_plan` if it fits; None as soon as it cannot.
+
+    Without memory limits no op of the same order starts later, unless messages queue at links; so
+    where that takes as long as `below`, whether it fits is all that is found out.
 
     Args:
         arrays: The graph.
@@ -102,10 +124,12 @@ def fitting_plan(
         position: Of each op in a topological order of all ops.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
+        below: Seconds; a plan that takes as long need not be made.
     """
     return _bounded(
-        arrays, machine, place, position, limits(capacities), overwrites, may_exceed=False
-    )
+        arrays, machine, place, position, limits(capacities), overwrites,
+        may_exceed=False, below=below,
+    )  # fmt: skip
 
 
 def _bounded(
@@ -117,7 +141,8 @@ def _bounded(
     overwrites: Int64[ndarray, "w 2"],
     *,
     may_exceed: bool,
-) -> PlanArrays | None:
+    below: float = np.inf,
+) -> InOrder | None:
     """Return the fastest plan found of an order; None if it must fit and does not."""
     free = free_plan(a, machine.num_devices, place, position)
     latest, _ = _with_latest_slots(a, free, position, overwrites)
@@ -125,6 +150,9 @@ def _bounded(
     if not (is_within or may_exceed) and not _is_within(a, _sent_at_once(a, latest), capacity):
         return None
     timeline = run_lists(a, machine, free)
+    is_slow = not machine.serial and timeline.makespan >= below
+    if is_slow and is_within:
+        return _TOO_SLOW
     target = ordered_plan(a, machine.num_devices, place, timeline, overwrites)
     latest, order = _with_latest_slots(a, target, position, overwrites)
     if is_within:
@@ -134,13 +162,18 @@ def _bounded(
             plan = with_early_slots(a, latest, order.position, capacity, before_ops=before_ops)
             if not may_exceed and not _is_within(a, plan, capacity):  # what is spent fits
                 return None
+            if is_slow:
+                return _TOO_SLOW
             plan, timeline = _with_room_spent(
                 a, machine, plan, order, target, capacity, keeps_holds=True
             )
             if not np.isnan(timeline.finish).any():
                 break
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
-    return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+    plan = PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+    if machine.serial:  # messages that could start at once queue as they come
+        timeline = run_lists(a, machine, plan)
+    return InOrder(plan, timeline.makespan)
 
 
 def _is_within(a: GraphArrays, plan: PlanArrays, capacity: Int64[ndarray, " k"]) -> bool:

@@ -229,9 +229,9 @@ def _fill(p: MemoryProfile, ranges: LiveRanges) -> Int64[ndarray, " k"]:
     live[:, 1:] -= np.cumsum(ends[:, :-1], axis=1)
     least = (live - begins - ends).max(axis=1)
     while leaves > 1:
-        pairs = p.top[:, leaves : 2 * leaves].reshape(len(p.capacity), -1, 2)
+        below = p.top[:, leaves : 2 * leaves]
         leaves //= 2
-        pairs.max(axis=2, out=p.top[:, leaves : 2 * leaves])
+        np.maximum(below[:, ::2], below[:, 1::2], out=p.top[:, leaves : 2 * leaves])
     return least
 
 

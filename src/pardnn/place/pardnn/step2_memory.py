@@ -116,9 +116,10 @@ def fit_memory(
         _keep(task, found, fit_candidate(
             task.problem.arrays, task.problem.machine, candidate.place,
             timeline_of(task.problem, candidate), task.capacities, task.overwrites,
+            below=_shortest(found),
         ))  # fmt: skip
     for number, unrepaired in enumerate(_starts(task, candidates)):
-        if found and (number >= attempts or _fastest(found).makespan >= HOPELESS * below):
+        if found and (number >= attempts or _shortest(found) >= HOPELESS * below):
             break
         _attempt(task, found, unrepaired.place, unrepaired.position)
     if not found:
@@ -130,6 +131,11 @@ def fit_memory(
 
 def _fastest(found: list[Fitting]) -> Fitting:
     return min(found, key=lambda fitting: fitting.makespan)
+
+
+def _shortest(found: list[Fitting]) -> float:
+    """Return the seconds of the fastest plan; infinite before there is one."""
+    return min((fitting.makespan for fitting in found), default=math.inf)
 
 
 class Start(NamedTuple):
@@ -198,7 +204,8 @@ def _schedule(
     machine = task.problem.machine
     timeline = timeline_of(task.problem, simulated(task.problem, place))
     _keep(task, found, fit_order(
-        task.problem.arrays, machine, place, timeline, position, task.capacities, task.overwrites
+        task.problem.arrays, machine, place, timeline, position, task.capacities, task.overwrites,
+        below=_shortest(found),
     ))  # fmt: skip
 
 

@@ -41,10 +41,11 @@ from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.heft import heft_kernel
 from pardnn.place.colocation import closed_arrays, runnable
-from pardnn.place.ordering.fit import fit_candidate, fits
+from pardnn.place.ordering.fit import fit_candidate, fits, holds_residuals
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.polish.components import levels, refine, with_heavy_ones
+from pardnn.place.polish.effort import NEAR, SECONDS_OF_WORK, Gains, is_far, work_for
 from pardnn.place.polish.neighbourhood import (
     State,
     Task,
@@ -64,18 +65,6 @@ from pardnn.sim.period import period
 from pardnn.sim.timeline import static_timeline
 from pardnn.time_limit import seconds_left
 
-#: Ops whose times are computed again, if no budget is given, at most.
-WORK = 200_000_000
-#: So many per op, and from some 220 ops on at least so many.
-WORK_PER_OP, USUAL_WORK = 10_000, 20_000_000
-#: Small graphs need less: this times n (n + 20), but at least so much, 0.4 s. Published problems of
-#: 100 to 600 ops under a tight limit: with a twentieth of this plans were up to 20 % slower.
-WORK_PER_PAIR, LEAST_WORK = 400, 4_000_000
-#: Without the JIT, for those who look for a fault in a kernel, as many times less.
-PLAIN_PYTHON = 200
-#: A round gets no more work than fits in the time left at so many seconds each, ten times what a
-#: busy machine takes (0.15 us measured for 1,000 to 50,000 ops).
-SECONDS_OF_WORK = 1e-6
 #: The work is spent in so many rounds; the simulator looks at the plan after each.
 ROUNDS = 8
 #: Passes of HEFT by the bottom levels of the placement so far.
@@ -90,9 +79,6 @@ MANY_OPS = 20_000
 #: for 1,000 ops, at 0 for 10,000. On 74 graphs of up to 20 ops the mean gap to the optimum fell
 #: from 1.6 % with at most 0.01 to 0.4 % with at most 0.25.
 TOLERANCE, TOLERANCE_OPS = 0.25, 5.0
-#: Times the best plan known, above which the second half of the work is not spent (on zoo models in
-#: up to 16 pieces it made plans at most 6 % faster), and none on a second start in large graphs.
-NEAR = 1.1
 #: Ops up to which the best two plans are polished to the end. Simulated, eight models as written on
 #: 2, 4 and 8 devices: with stages among three starts 1.1 % faster than from two, 20 % at most, and
 #: none slower; 0.9 % if the best alone goes on, with one 3 % slower.
@@ -104,13 +90,6 @@ EQUAL = 1e-9
 FOR_FEWER = 5e-3
 #: Serial links: by what message times are multiplied in turn.
 SLOWER = (1.0, 2.0, 1.4, 3.0)
-
-
-def work_for(num_ops: int) -> int:
-    """Return the default amount of work, in ops whose times are computed again."""
-    pairs = min(USUAL_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20))
-    work = min(WORK, max(LEAST_WORK, pairs, WORK_PER_OP * num_ops))
-    return work if hasattr(search_kernel, "py_func") else work // PLAIN_PYTHON
 
 
 def polish(
@@ -139,32 +118,8 @@ def polish(
         by_period: Whether to minimise the period instead of the makespan.
     """
     job = _job_of(graph, machine, capacities, by_period)
-    arrays, best = job.arrays, _found(job, plan)
-    bound = work_seconds(machine) if by_period else lower_bound_seconds(arrays, machine)
-    bound *= 1 + 1e-9
-    half = 2 if arrays.num_ops > MANY_OPS else 1
-    passes, rounds = 0 if near or by_period else PASSES // half, ROUNDS // half
-    each = (work_for(arrays.num_ops) if work is None else work) // rounds
-    tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
-    if not near and machine.num_devices > 1 and best.seconds > bound:
-        best = _refined(job, best, 2 * each)
-    place, state, idle = best.plan.place, 1 + seed % 2147483646, 0
-    for step in range(passes + rounds if machine.num_devices > 1 else 0):
-        if (left := seconds_left()) <= 0 or best.seconds <= bound:
-            break
-        idle = 0 if step == passes else idle
-        if idle == PATIENCE:
-            continue
-        if step < passes:
-            place, order = ranked_by(job, place)
-        else:
-            slower = SLOWER[step % len(SLOWER)] if machine.serial else 1.0
-            work_now = int(min(each, left / SECONDS_OF_WORK))
-            place, order, state = _searched(job, best, slower, work_now, tolerance, state)
-        found, memory_binds = _better(job, best, place, order)
-        idle = idle + 1 if memory_binds and found is best else 0
-        best = found
-    return best.plan
+    work = work_for(len(graph.ops)) if work is None else work
+    return _improved(job, _found(job, plan), seed, work, near=near)[0].plan
 
 
 def polish_best(
@@ -181,8 +136,8 @@ def polish_best(
     """Polish several plans, each with a quarter of the work, and then the best with half.
 
     In small graphs the second best plan gets a half, too: the first part says little about which of
-    two is better. In large graphs plans far above a polished one are left as they are; the second
-    part is left out if the first gained nothing, and moves only ops: the rest gained nothing there.
+    two is better. In large graphs plans far above a polished one are left as they are. The second
+    part moves only ops there (the rest gained nothing); none if the first gains too little.
 
     Args:
         graph: The graph.
@@ -191,7 +146,7 @@ def polish_best(
         capacities: As in `polish`.
         seed: As in `polish`.
         work: For two plans in all; None for `work_for`.
-        known_s: Seconds of the best plan known; the second half is left out far above it.
+        known_s: Seconds of the best plan known; rounds that cannot get there are left out.
         by_period: As in `polish`.
 
     Returns:
@@ -200,27 +155,82 @@ def polish_best(
     """
     whole = work_for(len(graph.ops)) if work is None else work
     job = _job_of(graph, machine, capacities, by_period)
-
-    def better(plan: PlanArrays, part: int, seed: int, near: bool = False) -> _Found:
-        work = whole // part
-        return _found(job, polish(graph, machine, plan, capacities, seed=seed, work=work, near=near,
-                                  by_period=by_period))  # fmt: skip
-
     is_large = job.arrays.num_ops > FEW_OPS
-    given, found = [_found(job, plan) for plan in plans], list[_Found]()
+    given, found, gains = [_found(job, plan) for plan in plans], list[_Found](), Gains(0)
     for one in given:
-        is_far = is_large and found and one.seconds > NEAR * min(each.seconds for each in found)
-        found.append(one if is_far else better(one.plan, 4, seed))
+        below = min((known_s, *(each.seconds for each in found)))
+        if is_large and found and is_far(one.seconds, given[0].seconds, found[0].seconds, below):
+            found.append(one)
+            continue
+        # The part that follows has as many rounds, of twice the work.
+        better, late = _improved(job, one, seed, whole // 4, known_s=below, later=2)
+        found.append(_found(job, better.plan))
+        is_best = found[-1].seconds <= min(each.seconds for each in found)
+        gains = late if is_best else gains
     ranked = sorted(range(len(plans)), key=lambda number: found[number].seconds)
     origin, best = ranked[0], found[ranked[0]]
-    if best.seconds > NEAR * known_s or (is_large and best.seconds >= given[origin].seconds):
+    is_stuck = best.seconds >= given[origin].seconds
+    is_stuck |= not gains.may_reach(best.seconds, known_s, 2 * gains.rounds)
+    if best.seconds > NEAR * known_s or (is_large and is_stuck):
         return best.plan, origin
-    most = min(one.seconds for one in given)
+    most, half = min(one.seconds for one in given), whole // 2
     for number in _going_on(job, found, ranked):
-        later = better(found[number].plan, 2, seed + 1, near=is_large)
+        later, _ = _improved(job, found[number], seed + 1, half, near=is_large, known_s=known_s)
         if later.seconds < best.seconds:
-            origin, best = number, later
+            origin, best = number, _found(job, later.plan)
     return _with_fewer_messages(job, best, most).plan, origin
+
+
+def _improved(
+    job: _Job,
+    best: _Found,
+    seed: int,
+    work: int,
+    *,
+    near: bool = False,
+    known_s: float = math.inf,
+    later: int = 0,
+) -> tuple[_Found, Gains]:
+    """Return a plan that is no slower, and what rounds gained.
+
+    Args:
+        job: What is planned.
+        best: A valid plan.
+        seed: As in `polish`.
+        work: As in `polish`.
+        near: As in `polish`.
+        known_s: Seconds of a known plan; in a large graph rounds end that seem not to get there.
+        later: How many times as many rounds may follow.
+    """
+    arrays, machine = job.arrays, job.machine
+    known_s = known_s if arrays.num_ops > FEW_OPS else math.inf
+    least = work_seconds(machine) if job.by_period else lower_bound_seconds(arrays, machine)
+    bound = least * (1 + 1e-9)
+    half = 2 if arrays.num_ops > MANY_OPS else 1
+    passes, rounds = 0 if near or job.by_period else PASSES // half, ROUNDS // half
+    tolerance, gains = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops), Gains(rounds)
+    if not near and machine.num_devices > 1 and best.seconds > bound:
+        best = _refined(job, best, 2 * (work // rounds))
+    place, state, idle = best.plan.place, 1 + seed % 2147483646, 0
+    for step in range(passes + rounds if machine.num_devices > 1 else 0):
+        left, after = seconds_left(), passes + rounds - step + later * rounds
+        if left <= 0 or best.seconds <= bound or not gains.may_reach(best.seconds, known_s, after):
+            break
+        idle = 0 if step == passes else idle
+        if idle == PATIENCE:
+            continue
+        if step < passes:
+            place, order = ranked_by(job, place)
+        else:
+            slower = SLOWER[step % len(SLOWER)] if machine.serial else 1.0
+            work_now = int(min(work // rounds, left / SECONDS_OF_WORK))
+            place, order, state = _searched(job, best, slower, work_now, tolerance, state)
+        found, memory_binds = _better(job, best, place, order)
+        if step >= passes:
+            gains = gains._replace(gains=(*gains.gains, best.seconds / found.seconds))
+        idle = idle + 1 if memory_binds and found is best else 0
+        best = found
+    return best, gains
 
 
 def _going_on(job: _Job, found: Sequence[_Found], ranked: Sequence[int]) -> list[int]:
@@ -302,7 +312,7 @@ def _better(
     # Neither contention nor memory makes it any faster.
     if end_of(task, state) - task.begin.max() >= best.seconds:
         return best, False
-    if not _holds_residuals(job, place):
+    if not holds_residuals(job.residual, place, job.room):
         return best, True
     seconds = machine.seconds[machine.device_class[place], np.arange(a.num_ops)]
     timeline = static_timeline(
@@ -311,7 +321,10 @@ def _better(
     plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
     memory_binds = not fits(a, plan, job.capacities)
     if memory_binds:
-        fitted = fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
+        fitted = fit_candidate(
+            a, machine, place, timeline, job.capacities, job.overwrites,
+            below=np.inf if job.by_period else best.seconds,
+        )  # fmt: skip
         if fitted is None:
             return best, True
         plan = fitted
@@ -324,12 +337,6 @@ def end_of(task: Task, state: State) -> float:
     return float((state.finish + task.after[state.place]).max())
 
 
-def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
-    resident = np.zeros(job.machine.num_devices, dtype=np.int64)
-    np.add.at(resident, place, job.residual)
-    return bool((resident <= job.room).all())
-
-
 def ranked_by(
     job: _Job, place: Int64[ndarray, " n"]
 ) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
@@ -339,16 +346,9 @@ def ranked_by(
     order = np.lexsort((position, -bottom_levels(a, job.machine, place)))
     found = np.full(n, -1, dtype=np.int64)
     heft_kernel(
-        a,
-        job.machine,
-        job.runs,
-        order,
-        found,
-        np.zeros(n),
-        np.zeros(n),
-        residual_bytes(a),
+        a, job.machine, job.runs, order, found, np.zeros(n), np.zeros(n), residual_bytes(a),
         job.room,
-    )
+    )  # fmt: skip
     return found, order
 
 

@@ -19,6 +19,7 @@ from pardnn.planner.microbatches.owned import OWNERS, best_owned, in_rows
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.outcome import Decide, Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.search.unlimited import reused
 from pardnn.planner.steering.constrained import obeyed
 from pardnn.sim.engine import simulate
 
@@ -304,7 +305,12 @@ def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outco
     inner = only_below(inner, below)
     quick, recipes = inner.with_options(algorithm=STAGES), _recipes(problem, count)
     # Each is complete before the next: an interrupt takes the best that was kept.
-    tries = [lambda: completed(problem, inner, pieces, in_stages(problem, inner))]
+    tries = [
+        lambda: completed(
+            problem, inner, pieces,
+            reused(inner, (STAGES,), lambda each, _: in_stages(problem, each)),
+        )
+    ]  # fmt: skip
     if recipes:
         tries.append(lambda: completed(problem, inner, pieces, decide(quick, recipes)))
     return _fastest(problem, tries)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from pardnn.cost.costs import Costs
 from pardnn.gc_pause import collector_paused
-from pardnn.graph.build import build_graph
+from pardnn.graph.build import made_graph
 from pardnn.graph.ir import Graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.pieces import Pieces
-from pardnn.plan.plan import plan_from_arrays
+from pardnn.plan.plan import Plan
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.outcome import Outcome
 from pardnn.planner.problem import Problem
@@ -33,6 +33,7 @@ def problem_in_pieces(
     """Cut the batch; what was measured of the whole ops is scaled.
 
     With an accumulator for each piece it is kept: rows and general placements ask for the same.
+    With one for all it is where stages are searched for twice, without limits and under them.
 
     Args:
         problem: The step with its batch whole.
@@ -40,13 +41,14 @@ def problem_in_pieces(
         accumulators: See `cut_batch`.
         totals: See `cut_batch`.
     """
-    is_kept = accumulators in (None, count) and not totals
-    known = problem.in_pieces.get(count) if is_kept else None
+    key, is_again = (count, accumulators == 1), accumulators == 1 and problem.free is not None
+    is_kept = (accumulators in (None, count) or is_again) and not totals
+    known = problem.in_pieces.get(key) if is_kept else None
     if known is None:
         pieces = cut_batch(problem.graph, count, accumulators, totals=totals)
         known = pieces, _cut(problem, pieces)
     if is_kept:
-        problem.in_pieces[count] = known
+        problem.in_pieces[key] = known
     pieces, inner = known
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
     return pieces, dataclasses.replace(inner, cluster=problem.cluster, log=log)
@@ -54,7 +56,7 @@ def problem_in_pieces(
 
 def _cut(problem: Problem, pieces: Pieces) -> Problem:
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
-    cut = build_graph(graph.name, pieces.ops)
+    cut = made_graph(graph.name, pieces.ops)
     cut = dataclasses.replace(cut, is_captured=graph.is_captured)
     if costs.is_measured:
         known = scaled_costs(graph, costs, cut)
@@ -102,7 +104,7 @@ def other_placement(
     log = SearchLog(within=problem.log, part=f"{len(pieces.points) - 1} pieces, ")
     log.trying(trying)
     found = place(dataclasses.replace(inner, log=log), outcome._replace(sharded=None))
-    plan = dataclasses.replace(plan_from_arrays(made.graph, found.plan), pieces=pieces)
+    plan = Plan(placement={}, order=(), pieces=pieces)
     return found._replace(
         planning_s=time.perf_counter() - begun,
         sharded=made._replace(
@@ -128,7 +130,7 @@ def completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome
         return outcome._replace(sharded=sharded._replace(plan=plan), notes=notes)
     cluster, cut, known = problem.cluster, inner.graph, inner.costs
     is_measured = problem.costs.is_measured
-    plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
+    plan = outcome.sharded.plan if outcome.sharded else Plan(placement={}, order=())
     if is_measured:
         progress = inner.log.timing(outcome.algorithm)
         known = partitioned_costs(problem.graph, cut, cluster, problem.costs, progress=progress)

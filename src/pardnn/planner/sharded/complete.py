@@ -12,10 +12,11 @@ import numpy as np
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, InvalidPlanError, shown
 from pardnn.gc_pause import collector_paused
+from pardnn.graph.build import made_graph
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
 from pardnn.plan.mesh import meets, placements
-from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays
 from pardnn.planner.costs import Progress, partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.memory import (
@@ -74,7 +75,7 @@ class ShardedPlan(NamedTuple):
     """A sharded plan, simulated.
 
     Attributes:
-        plan: Without metadata.
+        plan: Without metadata; where `arrays` alone has its lists, without them (`plan_of`).
         graph: Its partitioned graph.
         costs: Of that graph.
         arrays: The plan by numbers of that graph.
@@ -113,7 +114,9 @@ def plan_of_sharding(
             up.
     """
     started = time.perf_counter()
-    legal = legalize(problem.graph, sharding)
+    _, legal = problem.kept(
+        ("legal", id(sharding)), lambda: (sharding, legalize(problem.graph, sharding))
+    )
     check_fixed(problem, legal)
     held, estimated_s = held_bytes(problem.graph, legal), None
     if unless_above is not None:
@@ -144,7 +147,10 @@ def _check_estimate(problem: Problem, legal: Sharding, unless_above: float) -> f
     """
     if legal.mesh.shares or problem.costs.source == "graph":  # which states whole ops' seconds
         return None
-    found = sharding_seconds(problem.graph, legal, problem.cluster, problem.costs)
+    _, found = problem.kept(
+        ("seconds", id(legal)),
+        lambda: (legal, sharding_seconds(problem.graph, legal, problem.cluster, problem.costs)),
+    )
     estimated, known = sum(found), problem.log.least_ratio
     least = estimated * (OPTIMISM if known is None else LIKENESS * min(1.0, known))
     if len(problem.graph.ops) * legal.mesh.size <= FEW_LOCAL_OPS:
@@ -281,7 +287,8 @@ def _within_memory(
         plan = spmd_partition(
             graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0), relay_axes=relay_axes
         )
-        local = planned_graph(graph, plan)
+        assert plan.partition is not None
+        local = made_graph(graph.name, plan.partition.ops)
         arrays = plan_arrays(local, plan)
         if is_new and unless_above is not None:
             _check_seconds(problem, local, arrays, unless_above)

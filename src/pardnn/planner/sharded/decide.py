@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from pardnn.planner.sharded.complete import (
 )
 from pardnn.planner.sharded.memory import PEAK
 from pardnn.planner.sharded.shares import SLACKS, shared_shardings
+from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.recipes.accumulation import ACCUMULATING, accumulating
 from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.search.tofu import TimedSearch
@@ -158,7 +160,8 @@ def fitting_plans(
     failures: list[InfeasibleError] = []
     is_timed = problem.options.is_timed
 
-    def tried(sharding: Sharding) -> None:
+    def tried(sharding: Sharding) -> bool:
+        """Complete a sharding; return whether it is given up for its seconds, in equal parts."""
         seconds = [plan.makespan_s for plan in found if is_timed]
         seconds += [] if unless_above is None else [unless_above]
         try:
@@ -166,17 +169,19 @@ def fitting_plans(
             found.append(plan)
         except InfeasibleError as error:
             failures.append(error)
+        return is_timed and bool(failures) and _is_slow(failures[-1]) and not sharding.mesh.shares
 
+    is_slow = False  # then the next ones, searched for less memory or fewer bytes, are, too
     for sharding in _shardings(problem, algorithm):
-        tried(sharding)
+        is_slow = tried(sharding)
         if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_LOCAL_OPS:
             break
-        if is_timed and failures and _is_slow(failures[-1]) and not sharding.mesh.shares:
-            break  # the next ones are searched for less memory, or fewer bytes
+        if is_slow:
+            break
     if not found and algorithm == "tofu" and any(map(_exceeded, failures)):
-        for sharding in _smaller_shardings(problem):
-            tried(sharding)
-            if found:
+        shared = (each for slack in SLACKS for each in _shared(problem, slack))
+        for sharding in itertools.chain(shared, () if is_slow else _priced(problem)):
+            if tried(sharding) or found:
                 break
     if not found:
         nearest = min(failures, key=lambda error: _exceeded(error) or math.inf)
@@ -195,15 +200,19 @@ def _is_slow(error: InfeasibleError) -> bool:
     return "estimated_s" in error.details
 
 
-def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
-    """Yield shardings that take less memory: by shares, then at a rising price of memory.
+def _shared(problem: Problem, slack: float) -> Iterator[Sharding]:
+    """Yield shardings by shares, of the fewest bytes; none where state stays where it is."""
+    if problem.fixed is None:
+        yield from shared_shardings(problem, slack, "bytes")
+
+
+def _priced(problem: Problem) -> Iterator[Sharding]:
+    """Yield shardings at a rising price of memory, which take less and less of it.
 
     The prices do not depend on the limit, so a sharding that fits some limit is also found under
     that limit.
     """
     size = problem.cluster.num_devices
-    for slack in SLACKS if problem.fixed is None else ():
-        yield from shared_shardings(problem, slack, "bytes")
     for price in MEMORY_PRICES:
         yield SHARDED["tofu"](
             problem.graph, problem.cluster, "bytes", memory_price=price * size, fixed=problem.fixed
@@ -216,7 +225,9 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
     fixed, cut = problem.fixed, problem.cut
     if algorithm != "tofu":
         target = fixed or cluster
-        if cut is None:
+        if cut is None and fixed is None:
+            yield problem.kept((algorithm, mesh_of(cluster)), lambda: search(graph, cluster))
+        elif cut is None:
             yield search(graph, target)
         elif algorithm in ACCUMULATING:
             yield accumulating(algorithm, cut.whole, graph, target)
@@ -234,4 +245,7 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
         yield timed.within(capacity).sharding
         if capacity is not None:  # the search estimates peaks
             yield timed.within(0.8 * capacity).sharding
-    yield search(graph, cluster, "bytes", fixed=fixed)
+    if fixed is None:
+        yield problem.kept((algorithm, mesh_of(cluster)), lambda: search(graph, cluster, "bytes"))
+    else:
+        yield search(graph, cluster, "bytes", fixed=fixed)

@@ -14,7 +14,8 @@ from pardnn.errors import InfeasibleError
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable
 from pardnn.place.ordering.fit import fit_moved, fits
 from pardnn.place.ordering.schedule import first_overwrites
-from pardnn.place.polish.polish import polish, work_for
+from pardnn.place.polish.effort import work_for
+from pardnn.place.polish.polish import polish
 from pardnn.place.polish.restore import relabelled, restored
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.problem import Problem

@@ -18,8 +18,8 @@ from pardnn.errors import InfeasibleError
 from pardnn.plan.constraints import PLACING, Constraint, hard
 from pardnn.plan.demands.check_constraints import broken_constraints
 from pardnn.plan.demands.layout_demands import layout_demands
-from pardnn.plan.plan import plan_from_arrays, planned_graph
-from pardnn.planner.outcome import Outcome
+from pardnn.plan.plan import planned_graph
+from pardnn.planner.outcome import Outcome, plan_of
 from pardnn.planner.problem import Problem
 from pardnn.planner.steering.constrained import meant_by
 from pardnn.shard.mesh_of_cluster import mesh_of
@@ -79,8 +79,7 @@ def unmet_by(
     problem: Problem, outcome: Outcome, preferences: Sequence[Constraint]
 ) -> tuple[Constraint, ...]:
     """Return the preferences that an outcome does not meet."""
-    graph, cut = problem.graph, outcome.sharded
-    plan = plan_from_arrays(graph, outcome.plan) if cut is None else cut.plan
+    graph, plan = problem.graph, plan_of(problem, outcome)
     planned = planned_graph(graph, plan)
     return tuple(
         e for e, _ in broken_constraints(preferences, graph, planned, plan, problem.cluster)

@@ -24,7 +24,7 @@ from numpy import ndarray
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.gc_pause import collector_paused
-from pardnn.graph.build import build_graph
+from pardnn.graph.build import made_graph
 from pardnn.graph.ir import Graph
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.kept_state import state_of_columns
@@ -92,7 +92,7 @@ def columns_of(problem: Problem, cut: Problem, sharding: Sharding) -> Columns:
     cluster, size = problem.cluster, sharding.mesh.size
     submeshes = cluster.num_devices // size
     made = partition_for_submeshes(cut.graph, sharding, submeshes)
-    local = build_graph(problem.graph.name, made.partition.ops)
+    local = made_graph(problem.graph.name, made.partition.ops)
     if problem.costs.is_measured:
         costs = scaled_costs(cut.graph, cut.costs, local)
     else:
@@ -159,7 +159,7 @@ def _column_graph(graph: Graph, local: Graph, of: ndarray, position: ndarray) ->
             elif tensor.alias_of is None:
                 extra[i] += tensor.bytes
     workspace = _largest(extra, of, position, len(graph.ops)).tolist()
-    return build_graph(
+    return made_graph(
         graph.name,
         [
             dataclasses.replace(
