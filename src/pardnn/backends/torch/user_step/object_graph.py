@@ -29,12 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.user_step.class_numbers import class_numbers
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
-from pardnn.backends.torch.user_step.root_names import (
-    TABLES,
-    argument_names,
-    hides_argument,
-    outer_name,
-)
+from pardnn.backends.torch.user_step.root_names import argument_names, outer_name, root_name
 from pardnn.backends.torch.user_step.slots import (
     HOOK_TABLES,
     VIEWS,
@@ -82,8 +77,10 @@ PLAIN = (bool, int, float, str, type(None))
 _PLAIN_TYPES, _DICT_TYPES = frozenset(PLAIN), frozenset({dict, OrderedDict})
 _CONTAINERS = dict | list | deque
 _WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.BuiltinFunctionType, types.GenericAlias)
+#: Attributes that hold what a module registers.
+_TABLES = ("_parameters", "_buffers", "_modules")
 #: This set names buffers, and grows if a first step registers one.
-_OF_MODULES = frozenset({*TABLES, "_non_persistent_buffers_set"})
+_OF_MODULES = frozenset({*_TABLES, "_non_persistent_buffers_set"})
 #: Types that change in place and have no items by key.
 _UNSEEN = (
     set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
@@ -135,7 +132,7 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
     objects.arguments += [(name, i) for i, name in enumerate(argument_names(step, len(args)))]
     for name, i in objects.arguments:
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
-    _visit(objects, Entry("", step))
+    _visit(objects, Entry(root_name(objects.arguments), step))
     _visit_hooks(objects)
     functions = _visit_methods(objects, step)
     objects.contents += class_numbers(objects.seen.values(), functions)
@@ -200,8 +197,6 @@ def _visit(objects: ObjectGraph, start: Entry, until: Collection[Any] = ()) -> N
         if not objects.is_weak and (value is not entry.value or isinstance(value, weakref.ref)):
             continue
         entry = entry if value is entry.value else entry._replace(value=value, slot=None)
-        if not entry.name and hides_argument(value, objects.arguments):
-            entry = entry._replace(name="self")
         if isinstance(value, torch.Tensor):
             objects.tensors.append(entry)
             if isinstance(value, FakeTensor):
@@ -318,7 +313,7 @@ def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.stateful.append(entry)
     objects.contents.append((entry.name, module, dict(attributes)))
     entry = entry._replace(owner=module, numeric=False)
-    for kind in TABLES:
+    for kind in _TABLES:
         entries = attributes.get(kind, {})
         objects.contents.append((entry.name, entries, dict(entries)))
         objects.seen[id(entries)] = entries

@@ -8,16 +8,10 @@ several of them have: `def update(self, q, r)` of an agent with a network `self.
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
-from pardnn.backends.torch.user_step.slots import has_attributes, items_of
-
-#: Attributes that hold what a module registers.
-TABLES = ("_parameters", "_buffers", "_modules")
+from pardnn.backends.torch.user_step.slots import RootName
 
 
 def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
@@ -32,19 +26,13 @@ def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
     return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
 
 
-def hides_argument(value: Any, arguments: Iterable[tuple[str, int]]) -> bool:
-    """Whether an object has an attribute that is called like an argument of the step.
+def root_name(arguments: Iterable[tuple[str, int]]) -> RootName:
+    """Return the path of the step itself, or of the object whose method it is.
 
     Args:
-        value: The object whose attributes begin paths.
         arguments: Name and index of each argument.
     """
-    if isinstance(value, types.FunctionType | types.MethodType) or not has_attributes(value):
-        return False
-    own = set(items_of(value))
-    if isinstance(value, torch.nn.Module):
-        own.update(*(getattr(value, kind) for kind in TABLES))
-    return not own.isdisjoint(_first_parts(arguments))
+    return RootName(_first_parts(arguments))
 
 
 def outer_name(name: str, arguments: Iterable[tuple[str, int]]) -> str:

@@ -10,7 +10,7 @@ import gc
 import types
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,11 +99,30 @@ class Entry(NamedTuple):
         return Entry(name, value, slot, self.owner, self.argument, numeric)
 
 
+class RootName(str):
+    """The empty path, of the object whose method the step is.
+
+    Attributes:
+        taken: Names of arguments: attributes of such names are called `self.name`.
+    """
+
+    __slots__ = ("taken",)
+
+    def __new__(cls, taken: Collection[str]) -> RootName:
+        """Return an empty text."""
+        root = super().__new__(cls)
+        root.taken = taken
+        return root
+
+
 def dotted(prefix: str, key: Any) -> str:
     """Return "prefix.key", or just "key" if there is no prefix."""
     if isinstance(key, weakref.ref):
         key = type(key()).__name__
-    return f"{prefix}.{key}" if prefix else str(key)
+    if prefix:
+        return f"{prefix}.{key}"
+    is_taken = isinstance(prefix, RootName) and key in prefix.taken
+    return f"self.{key}" if is_taken else str(key)
 
 
 def slot_of(holder: Any, key: Any) -> Slot:
