@@ -115,7 +115,8 @@ def fitting_plan(
     """Return the plan of `memory_bounded_plan` if it fits; None as soon as it cannot.
 
     Without memory limits no op of the same order starts later, unless messages queue at links; so
-    where that takes as long as `below`, whether it fits is all that is found out.
+    where that takes as long as `below`, whether it fits is all that is found out (as long as no
+    device waits for ever).
 
     Args:
         arrays: The graph.
