@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.errors import MismatchError, shown, without_addresses
@@ -126,6 +127,8 @@ def _text(value: Any) -> str:
     """Return a value in one line; a tensor's numbers would take several."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
+    if any(isinstance(each, torch.Tensor) for each in pytree.tree_leaves(value)):
+        return f"a {type(value).__name__} with tensors"
     return " ".join(without_addresses(repr(value)).split())[:60]
 
 

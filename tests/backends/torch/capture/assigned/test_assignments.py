@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import types
 from typing import Any
 
@@ -122,3 +123,67 @@ def test_two_places_of_one_name_are_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="stage"):
         capture(step, model, torch.optim.SGD(model.parameters(), lr=0.3), x, y)
+
+
+def _remembering(keep: Any, hidden: Any) -> Entry:
+    """Return a step that reads two tensors of the step before, and keeps others for the next."""
+    model, x, y = small()
+    state = types.SimpleNamespace(hidden=hidden)
+
+    def step(model, optimizer, state, x, y):
+        optimizer.zero_grad()
+        held = state.hidden
+        h, c = (held["h"], held["c"]) if isinstance(held, dict) else held
+        out = model(x) + h.mean() - c.mean()
+        loss = F.mse_loss(out, y)
+        loss.backward()
+        optimizer.step()
+        keep(state, out.detach(), out.detach() * h)
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), state, x, y)
+
+
+def _zeros() -> list[torch.Tensor]:
+    _, _, y = small()
+    return [torch.zeros_like(y), torch.zeros_like(y)]
+
+
+def _new_list(state: Any, h: Any, c: Any) -> None:
+    state.hidden = [h, c]
+
+
+def _new_dict(state: Any, h: Any, c: Any) -> None:
+    state.hidden = {"h": h, "c": c}
+
+
+def _items(state: Any, h: Any, c: Any) -> None:
+    state.hidden[0], state.hidden[1] = h, c
+
+
+def _keys(state: Any, h: Any, c: Any) -> None:
+    state.hidden["h"] = h
+    state.hidden["c"] = c
+
+
+def _tuple(state: Any, h: Any, c: Any) -> None:
+    state.hidden = h, c
+
+
+@pytest.mark.parametrize(
+    ("refused", "advice", "rewritten", "hidden"),
+    [
+        (_new_list, "self.hidden[0], self.hidden[1] = ", _items, list),
+        (_new_list, "keep a tuple", _tuple, tuple),
+        (_new_dict, 'self.hidden["h"] = ', _keys, lambda x: dict(zip("hc", x, strict=True))),
+    ],
+)
+def test_new_containers_of_tensors_are_refused_with_what_is_followed(
+    refused: Any, advice: str, rewritten: Any, hidden: Any
+) -> None:
+    given = list if refused is _new_list else hidden
+    step, args = _remembering(refused, given(_zeros()))
+    with pytest.raises(UnsupportedError, match=re.escape(advice)) as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+    assert_as_eager(lambda: _remembering(rewritten, hidden(_zeros())), steps=3, sizes=(1, 2))

@@ -352,7 +352,7 @@ def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedE
         then = each.change.then
         is_first = then is None or isinstance(then, torch.Tensor)
         if each.is_users and (is_changing or (each.is_traced and not is_first)):
-            return read_again(name, each.line, is_flag=isinstance(then, bool))
+            return read_again(name, each.line, then)
     return None
 
 

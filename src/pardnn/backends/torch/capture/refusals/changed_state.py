@@ -13,6 +13,16 @@ from pardnn.graph.ir import is_in_group
 
 #: A key of this many digits is the address of an object.
 _ADDRESS = re.compile(r"\.\d{12,}")
+#: What to do instead of putting a new object in the place of one, by the type of that one.
+_ADVICE = {
+    list: "Set the items instead: self.hidden[0], self.hidden[1] = h.detach(), c.detach().\n"
+    "Or keep a tuple, also before the first step: self.hidden = h.detach(), c.detach().",
+    dict: 'Set the items instead: self.hidden["h"] = h.detach().',
+}
+_OTHER = (
+    "Change the object instead of replacing it: self.stats.loss = loss.item() with a float\n"
+    "there before the first step, self.stage += 1, self.hidden = h.detach()."
+)
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -175,15 +185,15 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
     )
 
 
-def read_again(name: str, where: str | None, *, is_flag: bool = False) -> UnsupportedError:
+def read_again(name: str, where: str | None, then: object) -> UnsupportedError:
     """Return E804: a step leaves a fresh object that the next one reads.
 
     Args:
         name: The name of the place.
         where: "file.py:line" that leaves it; None if unknown.
-        is_flag: Whether a bool was there before.
+        then: What was there before.
     """
-    if is_flag:
+    if isinstance(then, bool):
         return error_at(
             where,
             f"the step sets the flag {name!r}{at(where)} where data decides, or keeps what the\n"
@@ -196,9 +206,7 @@ def read_again(name: str, where: str | None, *, is_flag: bool = False) -> Unsupp
         where,
         f"the step puts a new object in {name!r}{at(where)} and depends on the one that the\n"
         "previous step left there. From step to step, only numbers and tensors in attributes,\n"
-        "items and variables of their own are followed.\n"
-        "Change the object instead of replacing it: self.stats.loss = loss.item() with a float\n"
-        "there before the first step, self.stage += 1, self.hidden = h.detach().",
+        f"items and variables of their own are followed.\n{_ADVICE.get(type(then), _OTHER)}",
         "E804",
         changed=[name],
     )
