@@ -72,12 +72,17 @@ def states(held: Any, model: nn.Sequential) -> dict[str, dict[str, Any]]:
     }
 
 
-def eager(change: Callable[..., None]) -> tuple[dict[str, Any], dict[str, Any]]:
-    held, model = made()
+def train(call: Callable[..., Any], change: Callable[[], None]) -> None:
+    """Call a step four times, with a change in the middle."""
     for i in range(4):
         if i == 2:
-            change(held, model)
-        held.step(model, BATCH)
+            change()
+        call(BATCH)
+
+
+def eager(change: Callable[..., None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    held, model = made()
+    train(lambda batch: held.step(model, batch), lambda: change(held, model))
     return {n: p.tolist() for n, p in model.named_parameters()}, states(held, model)
 
 
@@ -87,10 +92,7 @@ def test_the_new_optimizer_s_state_is_gathered(size: int) -> None:
         connect(rank, size, store, 20).close()
         held, model = made()
         fast = in_parallel(held, model)
-        for i in range(4):
-            if i == 2:
-                momentum(held, model)
-            fast(BATCH)
+        train(fast, lambda: momentum(held, model))
         whole = {
             name: fast.whole(f"held.optimizer.state.model.{name}.momentum_buffer").tolist()
             for name in ("0.weight", "0.bias", "1.weight", "1.bias")
@@ -116,10 +118,7 @@ def _plain(value: Any) -> Any:
 def test_a_replaced_head_beside_frozen_layers_is_the_one_that_is_gathered() -> None:
     held, model = made()
     fast = in_parallel(held, model)
-    for i in range(4):
-        if i == 2:
-            head(held, model)
-        fast(BATCH)
+    train(fast, lambda: head(held, model))
     parameters, _ = eager(head)
     gathered = fast.state_dict()["model"]
     assert {name: each.tolist() for name, each in gathered.items()} == parameters

@@ -38,9 +38,7 @@ class Settled:
         self._of, self._tensors = (program, binding), _tensors(program, binding)
         guards, self._others = list[ItemGuard](), list[tuple[object, object]]()
         for name, holder, content in objects.contents:
-            items = (
-                items_of(holder) if hasattr(holder, "__dict__") or type(holder) in _OWN else None
-            )
+            items = None if isinstance(holder, _VARIABLES) else items_of(holder)
             if type(items) in _OWN:
                 keys = range(len(items)) if isinstance(items, list) else items
                 guards.append(ItemGuard(name, items, list(keys), any_key))
