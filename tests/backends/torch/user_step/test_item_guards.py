@@ -9,7 +9,8 @@ import pytest
 
 from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
 from pardnn.backends.torch.user_step.guards import item
-from pardnn.backends.torch.user_step.guards.item import AttributeGuards, ItemGuard, Snapshot
+from pardnn.backends.torch.user_step.guards.attribute import AttributeGuards
+from pardnn.backends.torch.user_step.guards.item import ItemGuard, Snapshot
 
 
 def _any(_key: Any) -> bool:

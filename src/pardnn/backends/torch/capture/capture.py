@@ -69,6 +69,7 @@ from pardnn.backends.torch.capture.result import loss_of, named_result, recorded
 from pardnn.backends.torch.capture.source_updates import (
     left_over,
     ordered_live_calls,
+    replaced,
     source_updates,
     uncarried,
 )
@@ -358,9 +359,8 @@ class _Session:
             states: Calls that fill the states created by the first step.
         """
         returned = loss_of(trace.result, trace.roots) if self.has_loss else None
-        loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
+        loss, result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)
         updated = source_updates(trace, irregular, is_opening=first is None)
-        result, copies = recorded_result(trace.tracer, trace.result, returned, trace.held)
         tell_numbers(trace, chosen)
         outputs = [*updated, *states, *copies, *trace.effects.calls]
         if self.must_train and first is not None:
@@ -368,7 +368,7 @@ class _Session:
         trace.choices.check([loss])
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
-        taken = granted(trace, chosen) | stepped(trace.schedules)
+        taken = granted(trace, chosen) | stepped(trace.schedules) | replaced(trace)
         taken |= {"effects": named_result(told)} if (told := trace.effects.noted) else {}
         taken |= {"opening": True} if first is None else {}
         return graph_of(name, calls, loss, taken, accelerator_of(trace), named_result(result))

@@ -19,7 +19,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.containers import recorded_name
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites.undoing import record
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.host_scalars import node_of
@@ -69,8 +69,10 @@ def loss_of(result: Any, roots: Sequence[torch.Tensor] = ()) -> torch.Tensor:
 
 def recorded_result(
     tracer: Tracer, result: Any, loss: torch.Tensor | None, held: Mapping[int, str]
-) -> tuple[Any, list[Call]]:
+) -> tuple[Value | None, Any, list[Call]]:
     """Record a copy of each tensor that a step returns besides its loss.
+
+    Call it before `source_updates`: the step may return what a source held until it was replaced.
 
     Args:
         tracer: The tracer of the step, which has run.
@@ -79,11 +81,15 @@ def recorded_result(
         held: Names of the step's own objects by id, see `objects_by_name`.
 
     Returns:
-        The structure of the result, with trace values for tensors and numbers, or None if it is the
+        The value of the loss, of a copy if it is what a source held before the step; the structure
+        of the result, with trace values for tensors and numbers, or None if it is the
         loss alone; and the calls that copy them.
     """
+    marked = None if loss is None else tracer.aliases.fresh_value(loss)
+    if loss is not None and marked and marked.storage is not None and marked.storage.source:
+        marked = kept_copy(tracer, loss).outputs[0]
     if result is loss and loss is not None:
-        return None, []
+        return marked, None, []
     calls: dict[int, Call] = {}
 
     def kept(item: Any) -> Value:
@@ -92,7 +98,17 @@ def recorded_result(
             calls[id(item)] = keep(tracer, item)
         return calls[id(item)].outputs[0]
 
-    return structured(result, loss, kept, held), list(calls.values())
+    return marked, structured(result, loss, kept, held), list(calls.values())
+
+
+def storages_read(tracer: Tracer, result: Any) -> set[Storage | None]:
+    """Return the storages that a step reads, and those of the tensors that it returns."""
+    returned: list[Any] = []
+    structured(result, None, returned.append, {})
+    values = (tracer.aliases.fresh_value(each) for each in returned
+              if isinstance(each, torch.Tensor) and tracer.aliases.knows(each))  # fmt: skip
+    read = {storage for call in tracer.calls for storage, _ in call.reads}
+    return read | {value.storage for value in values}
 
 
 def structured(

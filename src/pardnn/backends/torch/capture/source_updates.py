@@ -30,7 +30,7 @@ from pardnn.backends.torch.capture.to_graph import (
     live_calls,
     name_calls,
 )
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph, is_in_group
 
@@ -49,6 +49,7 @@ def source_updates(
         UnsupportedError: E807, if a source became another kind of tensor, or none.
     """
     calls: list[Call] = []
+    passed = _passed_on(trace)
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
     hands_on = not changes_parameters(trace) and may_go_otherwise(trace)
     for name, source in trace.sources.items():
@@ -68,11 +69,17 @@ def source_updates(
         matters |= is_opening if source.parameter is None else hands_on
         if isinstance(live, torch.Tensor) and not matters:
             continue
-        copies = _copy_back(trace, source, value, live)
+        copies = _copy_back(trace, source, value, passed.get(name, live))
+        trace.replaced += [name] * bool(copies and source.parameter is None)
         read.update(storage for call in copies for storage, _ in call.reads)
         calls += copies
         calls += value.storage.writes
     return calls
+
+
+def replaced(trace: StepTrace) -> dict[str, Any]:
+    """Return a note of the sources that `source_updates` found replaced by other tensors."""
+    return {"replaced": trace.replaced} if trace.replaced else {}
 
 
 def _is_left(trace: StepTrace, name: str, live: Any) -> bool:
@@ -140,6 +147,33 @@ def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> lis
     if new.storage is not None and new.storage.source:
         raise unsupported.replaced_tensor(source.name, f"by {new.storage.owner.call.name!r}")
     return [trace.tracer.aliases.copy_back(value, new)]
+
+
+def _passed_on(trace: StepTrace) -> dict[str, torch.Tensor]:
+    """Record a copy of what a source held, for another one that holds it now.
+
+    An example is `self.last = self.h; self.h = h.detach()`. It needs a copy, as either has memory
+    of its own. Where both would hold one tensor, or the step has written into the other, copies
+    would differ from it at later steps.
+
+    Returns:
+        The copies, by the name of the source that holds them now.
+    """
+    aliases, holders = trace.tracer.aliases, dict[Storage, list[str]]()
+    for name, source in trace.sources.items():
+        live = source.get()
+        if trace.values[name].storage is not None and isinstance(live, torch.Tensor):
+            storage = aliases.fresh_value(live).storage
+            if storage is not None and storage.source:
+                holders.setdefault(storage, []).append(name)
+    found: dict[str, torch.Tensor] = {}
+    for storage, names in holders.items():
+        own = trace.values[names[0]].storage
+        is_state = storage.owner.call.kind in ("buffer", "state")
+        is_moved = own is not None and own is not storage and not own.writes
+        if is_moved and is_state and len(names) == 1:
+            found[names[0]] = record(trace.tracer, "clone", trace.sources[names[0]].get())
+    return found
 
 
 def _zeroed(trace: StepTrace, source: Source) -> Call:

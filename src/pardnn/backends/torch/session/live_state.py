@@ -128,8 +128,7 @@ class LiveState:
         State that a graph does not read is added to its peak.
         """
         rank = self._world.rank
-        sizes = {known.storage: known.held.bytes[rank] for known in self._known.values()}
-        held = sum(sizes.values())
+        held = sum({x.storage: x.held.bytes[rank] for x in self._known.values()}.values())
         programs = [executor.program for executor in self.executors]
         return max((program.peaks[rank] + max(0, held - _resident_bytes(program, rank))
                     for program in programs), default=0)  # fmt: skip
@@ -166,6 +165,11 @@ class LiveState:
     def forget(self, tensor: torch.Tensor) -> None:
         """Treat a tensor as new from here on, whole on every rank."""
         self._known.pop(tensor, None)
+
+    def exchange(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Keep another tensor in the place of one; other steps take it at their next call."""
+        self._known[new] = self._known.pop(old)
+        self.version += 1
 
     @contextlib.contextmanager
     def released(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:

@@ -55,6 +55,12 @@ class KeptData:
 
     def __init__(self, state: LiveState, executor: Executor, binding: Binding) -> None:
         self._state, self._executor, self._binding = state, executor, binding
+        self.are_parameters_told = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Look at the tensors that the step's objects hold now from here on."""
+        executor, binding = self._executor, self._binding
         program = executor.program
         kept: list[tuple[Op, str, torch.Tensor]] = []
         for op in program.residents(executor.rank):
@@ -65,7 +71,6 @@ class KeptData:
         self._kept, self._tensors = kept, [tensor for _, _, tensor in kept]
         self._parts: tuple[TensorWords, ...] = ()
         self._both = TensorWords([])
-        self.are_parameters_told = False
         self._note()
 
     def _note(self) -> None:

@@ -31,6 +31,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.constants import Constants
+from pardnn.backends.torch.session.held_elsewhere import Replaced
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData, has_replaced
@@ -155,6 +156,8 @@ class Variants:
             self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
             raise self._world.report_failure(error) from error.__cause__
+        if self._replaced.spare(each.binding.guards for each in self._known):
+            self._version = self._state.version
         variant.executor.step(lambda: self._inputs(variant, batch))
         self.stale |= variant.uncarried
         return variant
@@ -298,6 +301,7 @@ class Variants:
             self._announce(executor.program, binding)
             binding.watch()
         self._kept = KeptData(self._state, executor, binding)
+        self._replaced = Replaced(self._state, executor, binding, self._kept)
         self._world.describe = executor.describe
         self.current, self.num_moved = variant, self.num_moved + len(moved)
         rest = [each for each in self._known if each is not variant]

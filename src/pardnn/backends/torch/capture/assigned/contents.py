@@ -24,7 +24,7 @@ from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
-from pardnn.backends.torch.user_step.slots import has_attributes, items_of
+from pardnn.backends.torch.user_step.slots import Slot, has_attributes, items_of
 
 #: Objects within objects deeper than this are not followed.
 _MAX_DEPTH = 6
@@ -53,11 +53,15 @@ class Places:
         self._held: dict[int, tuple[Reference, Any]] = {}
         self._kinds: dict[type, Reference] = {}
         self._of_kinds: dict[type, Reference] = {}
+        self._replaced: dict[int, torch.Tensor] = {}
         self.index = index = PlaceIndex(objects)
         for name, value in index.arguments():
             self._add(name, value)
         for name, slot, value in named_places(objects):
             if "<" in name or isinstance(value, PLAIN) or id(value) in self._held:
+                continue
+            if isinstance(value, torch.Tensor) and not holds(slot, value):
+                self._replaced[id(value)] = value
                 continue
             reference = index.reference(slot)
             # A buffer's tensor may be a shard, which another place must not show.
@@ -86,6 +90,8 @@ class Places:
         """Whether a tensor may be left as a copy because no later step changes its content."""
         if isinstance(tensor, torch.nn.Parameter) or not self._tracer.aliases.knows(tensor):
             return False
+        if id(tensor) in self._replaced:
+            return True
         storage = self._tracer.aliases.fresh_value(tensor).storage
         return storage is not None and (
             not storage.source or storage.owner.call.kind in ("input", "constant")
@@ -151,6 +157,14 @@ def _fields(value: Any) -> dict[str, Any] | None:
     if kind.__new__ is not object.__new__:
         return None  # made by C code, or by its own function
     return dict(items_of(value)) if has_attributes(value) else None
+
+
+def holds(slot: Slot, value: Any) -> bool:
+    """Whether a place holds an object now."""
+    try:
+        return slot.get() is value
+    except (KeyError, IndexError):
+        return False
 
 
 def leaves_of(content: Content | Leaf | None) -> Iterator[Leaf]:

@@ -24,6 +24,7 @@ from pardnn.backends.torch.capture.assigned.contents import (
     Leaf,
     Places,
     content_of,
+    holds,
     leaves_of,
 )
 from pardnn.backends.torch.capture.assigned.stores import Stores
@@ -81,13 +82,19 @@ class Assigned(NamedTuple):
 
 
 def assigned_values(
-    objects: ObjectGraph, tracer: Tracer, stores: Callable[[], Stores], *, is_first: bool
+    objects: ObjectGraph,
+    tracer: Tracer,
+    read: Collection[Storage | None],
+    stores: Callable[[], Stores],
+    *,
+    is_first: bool,
 ) -> dict[str, Assigned]:
     """Return what a step has left, by the names of the places.
 
     Args:
         objects: The object graph before the step.
         tracer: The tracer of the step.
+        read: The storages that the step reads, or returns.
         stores: Returns what the user's code writes.
         is_first: Whether it is the first step: numbers in new places may be counters.
     """
@@ -109,7 +116,6 @@ def assigned_values(
     if not found:
         return {}
     places, written = Places(objects, tracer), stores()
-    read = {storage for call in tracer.calls for storage, _ in call.reads}
     found = {n: each for n, each in found.items() if not _is_source(each, tracer, read)}
     return {
         name: each
@@ -230,7 +236,4 @@ def is_gone(change: Changed) -> bool:
 def is_there(change: Changed) -> bool:
     """Whether a place still holds the new value."""
     assert change.slot is not None
-    try:
-        return change.slot.get() is change.now
-    except (KeyError, IndexError):
-        return False
+    return holds(change.slot, change.now)

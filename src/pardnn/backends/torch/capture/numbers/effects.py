@@ -258,7 +258,7 @@ class Effects:
     def _recorded(self, value: Any) -> Any:
         if isinstance(value, dict) and "kept" in value:
             return value  # of a tensor, when its text was made
-        structure, calls = recorded_result(self._tracer, [value], None, {})
+        _, structure, calls = recorded_result(self._tracer, [value], None, {})
         self.calls += calls
         return structure["list"][0]
 

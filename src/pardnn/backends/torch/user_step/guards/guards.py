@@ -138,6 +138,19 @@ class Guards:
         found += self.of_batch.changes(batch)
         return found
 
+    def accept(self, exchanged: Sequence[tuple[Any, Any]]) -> None:
+        """Expect other objects where they are in the places of some, whose content they have.
+
+        Args:
+            exchanged: Pairs of an old object and the new one.
+        """
+        now = {id(old): new for old, new in exchanged}
+        for guard in self._guards:
+            guard.accept(now)
+        for guards in (self._attributes, self._pointed):
+            guards.accept(now)
+        self._snapshot = Snapshot(self._guards, self._pointers())
+
     def large_contents(self) -> list[tuple[str, Any]]:
         """Return names and values of what is compared only if the step reads it."""
         return self._contents.large

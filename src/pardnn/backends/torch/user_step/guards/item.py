@@ -134,6 +134,20 @@ class ItemGuard:
         self.size = self.size if found else len(items)
         return found
 
+    def accept(self, now: Mapping[int, Any]) -> None:
+        """Expect new objects where they are in the places of old ones, given by id."""
+        if not any(id(then) in now for then in self.then):
+            return
+        items = items_by_key(self.holder)
+        self.then = tuple(
+            exchanged(then, items.get(key), now)
+            for key, then in zip(self.keys, self.then, strict=True)
+        )
+        self.left = {
+            key: tuple(exchanged(each, items.get(key), now) for each in pair)
+            for key, pair in self.left.items()
+        }
+
     def _renew(self, items: Mapping[Any, Any]) -> None:
         """Hold the current objects of equal plain values, so that the next check finds them."""
         self.order = list(items) if self.order else []
@@ -141,6 +155,17 @@ class ItemGuard:
             items[key] if isinstance(then, VALUES) else then
             for key, then in zip(self.keys, self.then, strict=True)
         )
+
+
+def exchanged(then: Any, held: Any, now: Mapping[int, Any]) -> Any:
+    """Return what a guard is to expect: what is held, if that stands for what was held.
+
+    Args:
+        then: What was held at capture.
+        held: What is held now.
+        now: New objects by the ids of those in whose places they are.
+    """
+    return held if id(then) in now and now[id(then)] is held else then
 
 
 class Held:
@@ -207,64 +232,6 @@ def _has_more(value: Any) -> bool:
 def any_key(_key: Any) -> bool:
     """Accept every item."""
     return True
-
-
-class AttributeGuards:
-    """Guards on closure cells, slots and attributes, which no container holds."""
-
-    def __init__(self) -> None:
-        self._names: list[tuple[str, bool, tuple[int, Any] | None]] = []
-        self._getters: list[Callable[[], Any]] = []
-        self._then: list[Any] = []
-        self._addresses: list[int] = []
-
-    def add(
-        self,
-        name: str,
-        get: Callable[[], Any],
-        *,
-        is_same: bool = False,
-        place: tuple[int, Any] | None = None,
-        address: int = 0,
-    ) -> None:
-        """Guard what `get` returns.
-
-        Args:
-            name: Dotted path to it.
-            get: Reads it.
-            is_same: Whether an equal object in its place is a change, too.
-            place: Where it is held, `held_numbers.place`.
-            address: The address of the word that points to it.
-        """
-        self._names.append((name, is_same, place))
-        self._getters.append(get)
-        self._then.append(get())
-        self._addresses.append(address)
-
-    def pointers(self) -> list[tuple[int, int]]:
-        """Return address and word of all attributes; without a default, the pointer is null."""
-        held = zip(self._addresses, map(id, self._then), strict=True)
-        return [(a, 0 if word == id(None) and not WORD.from_address(a).value else word)
-                for a, word in held]  # fmt: skip
-
-    def changes(self) -> list[Change]:
-        """Return what has changed."""
-        if not self._getters:
-            return []
-        values = list(map(operator.call, self._getters))
-        if all(map(operator.is_, values, self._then)):
-            return []
-        found: list[Change] = []
-        held = zip(self._names, self._then, values, strict=True)
-        for (name, is_same, place), then, now in held:
-            if then is not now and is_same:
-                found.append(Change(name, Held(then), Held(now)))
-            elif differ(now, then):
-                found.append(Change(name, then, now, place))
-        if not found:  # hold equal plain values, so that the next check finds the same objects
-            held = zip(self._then, values, strict=True)
-            self._then = [now if isinstance(then, VALUES) else then for then, now in held]
-        return found
 
 
 class Snapshot:

@@ -22,6 +22,7 @@ from pardnn.backends.torch.user_step.code_names import (
     object_question,
 )
 from pardnn.backends.torch.user_step.dict_versions import attribute_address
+from pardnn.backends.torch.user_step.guards.attribute import AttributeGuards
 from pardnn.backends.torch.user_step.guards.batch import HOLDERS, is_settable, is_users_object
 from pardnn.backends.torch.user_step.guards.content import (
     ClassGuards,
@@ -34,7 +35,6 @@ from pardnn.backends.torch.user_step.guards.held_content import (
 )
 from pardnn.backends.torch.user_step.guards.item import (
     VALUES,
-    AttributeGuards,
     ItemGuard,
     any_key,
     items_by_key,

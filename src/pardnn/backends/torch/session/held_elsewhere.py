@@ -1,0 +1,110 @@
+"""Tensors that a step replaces while its user still holds them: `history.append(model.h)`.
+
+Problem: `self.h = h.detach()` leaves the tensor that was there as it is, and whoever kept it still
+has the old content. The executor writes the new content into the memory of the old tensor.
+Idea: before a step that replaces a tensor, each rank looks whether anybody else holds that. If so,
+the tensor is left to them, and its place and the executor go on with a copy. Python counts the
+references to the tensor and to tuples around it, torch those to its memory, by views and NumPy
+arrays too. The counts are compared with those of a copy that nobody else could hold yet, so a
+tensor that the user has made is copied before the first step that replaces it.
+
+Complexity: O(replaced tensors) per call, 2 us each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.rebound import KeptData
+from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.plan.state_layout import shard_of
+
+
+class Replaced:
+    """The tensors that one graph replaces and this rank keeps.
+
+    Args:
+        state: What the ranks hold.
+        executor: The executor of the graph; it has its residents.
+        binding: The binding of its sources.
+        data: Where the data of the graph's tensors is.
+    """
+
+    def __init__(
+        self, state: LiveState, executor: Executor, binding: Binding, data: KeptData
+    ) -> None:
+        self._state, self._executor, self._data = state, executor, data
+        program, self._ops = executor.program, dict[str, list[str]]()
+        names = frozenset(program.whole.step_notes.get("replaced", ()))
+        for op in program.residents(executor.rank) if names else ():
+            of, _ = shard_of(op, program.sources)
+            if of in names:
+                self._ops.setdefault(of, []).append(op.name)
+        found = [binding.sources[of] for of in self._ops]
+        self._sources = [source for source in found if self._is_plain(source.get())]
+        self._known: list[Any] = [None] * len(self._sources)
+
+    def _is_plain(self, tensor: Any) -> bool:
+        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+        return is_plain and not self._state.shares_storage(tensor)
+
+    def spare(self, guards: Iterable[Guards | None]) -> bool:
+        """Leave tensors to others who hold them; return whether there were any.
+
+        Args:
+            guards: The guards of all graphs of the step, which are to expect the copies.
+        """
+        pairs = list(zip(self._sources, self._known, strict=True))
+        found = [source for source, known in pairs if _counts(source) != known]
+        slots = [slot._replace(path=()) for source in found for slot in source.slots]
+        before = [slot.get() for slot in slots]
+        for source in found:
+            self._copy(source)
+        if found:
+            exchanged = list(zip(before, (slot.get() for slot in slots), strict=True))
+            for each in guards:
+                if each is not None:
+                    each.accept(exchanged)
+            for other in self._state.executors:
+                if other is not self._executor:
+                    other.detach()
+            self._data.renew()
+            self._known = [_counts(source) for source in self._sources]
+        return bool(found)
+
+    def _copy(self, source: Source) -> None:
+        old: torch.Tensor = source.get()
+        new = torch.empty_strided(
+            old.shape, old.stride(), dtype=old.dtype, device=old.device, pin_memory=old.is_pinned()
+        )
+        with torch.no_grad():
+            new.copy_(old)
+        new.requires_grad_(old.requires_grad)
+        vars(new).update(vars(old))
+        for slot in source.slots:
+            slot.set(new)
+        self._state.exchange(old, new)
+        self._executor.exchange(dict.fromkeys(self._ops[source.name], new))
+
+
+def _counts(source: Source) -> tuple[int, ...]:
+    """Return how many hold a tensor, its memory and the tuples that it is in."""
+    tensor = source.get()
+    if not isinstance(tensor, torch.Tensor):
+        return ()
+    memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return sys.getrefcount(tensor), memory, *map(sys.getrefcount, _tuples(source))
+
+
+def _tuples(source: Source) -> Iterator[tuple[Any, ...]]:
+    for slot in source.slots:
+        for depth in range(len(slot.path)):
+            yield slot._replace(path=slot.path[:depth]).get()
