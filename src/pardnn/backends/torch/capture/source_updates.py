@@ -69,8 +69,10 @@ def source_updates(
         matters |= is_opening if source.parameter is None else hands_on
         if isinstance(live, torch.Tensor) and not matters:
             continue
+        is_written = bool(value.storage.writes)
         copies = _copy_back(trace, source, value, passed.get(name, live))
-        trace.replaced += [name] * bool(copies and source.parameter is None)
+        if copies and not is_written and source.parameter is None:
+            trace.replaced.append(name)
         read.update(storage for call in copies for storage, _ in call.reads)
         calls += copies
         calls += value.storage.writes
@@ -78,7 +80,11 @@ def source_updates(
 
 
 def replaced(trace: StepTrace) -> dict[str, Any]:
-    """Return a note of the sources that `source_updates` found replaced by other tensors."""
+    """Return a note of the sources that `source_updates` found replaced by other tensors.
+
+    Whoever still holds an old tensor finds the old content in it. Those that the step also writes
+    in place are left out: their holders see some of what it wrote.
+    """
     return {"replaced": trace.replaced} if trace.replaced else {}
 
 
@@ -161,7 +167,7 @@ def _passed_on(trace: StepTrace) -> dict[str, torch.Tensor]:
     """
     aliases, holders = trace.tracer.aliases, dict[Storage, list[str]]()
     for name, source in trace.sources.items():
-        live = source.get()
+        live = None if name in trace.assigned else source.get()  # which is a copy anyway
         if trace.values[name].storage is not None and isinstance(live, torch.Tensor):
             storage = aliases.fresh_value(live).storage
             if storage is not None and storage.source:

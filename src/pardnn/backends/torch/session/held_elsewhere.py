@@ -14,7 +14,7 @@ Complexity: O(replaced tensors) per call, 2 us each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class Replaced:
     def __init__(
         self, state: LiveState, executor: Executor, binding: Binding, data: KeptData
     ) -> None:
-        self._state, self._executor, self._data = state, executor, data
+        self._state, self._executor = state, executor
+        self._binding, self._data = binding, data
         program, self._ops = executor.program, dict[str, list[str]]()
         names = frozenset(program.whole.step_notes.get("replaced", ()))
         for op in program.residents(executor.rank) if names else ():
@@ -62,23 +63,29 @@ class Replaced:
         Args:
             guards: The guards of all graphs of the step, which are to expect the copies.
         """
+        if self._sources and self._binding.guards is not None:
+            self._binding.guards.release()
         pairs = list(zip(self._sources, self._known, strict=True))
         found = [source for source, known in pairs if _counts(source) != known]
+        if found:
+            self._exchange(found, guards)
+            # Here, as variables of the method above count, too.
+            self._known = [_counts(source) for source in self._sources]
+        return bool(found)
+
+    def _exchange(self, found: Sequence[Source], guards: Iterable[Guards | None]) -> None:
         slots = [slot._replace(path=()) for source in found for slot in source.slots]
         before = [slot.get() for slot in slots]
         for source in found:
             self._copy(source)
-        if found:
-            exchanged = list(zip(before, (slot.get() for slot in slots), strict=True))
-            for each in guards:
-                if each is not None:
-                    each.accept(exchanged)
-            for other in self._state.executors:
-                if other is not self._executor:
-                    other.detach()
-            self._data.renew()
-            self._known = [_counts(source) for source in self._sources]
-        return bool(found)
+        exchanged = list(zip(before, (slot.get() for slot in slots), strict=True))
+        for each in guards:
+            if each is not None:
+                each.accept(exchanged)
+        for other in self._state.executors:
+            if other is not self._executor:
+                other.detach()
+        self._data.renew()
 
     def _copy(self, source: Source) -> None:
         old: torch.Tensor = source.get()

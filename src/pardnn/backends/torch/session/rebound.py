@@ -72,6 +72,7 @@ class KeptData:
         self._parts: tuple[TensorWords, ...] = ()
         self._both = TensorWords([])
         self._note()
+        self._are_all_same()  # so that each tensor is held as often as at any other call
 
     def _note(self) -> None:
         self._words = TensorWords(self._tensors)

@@ -138,6 +138,10 @@ class Guards:
         found += self.of_batch.changes(batch)
         return found
 
+    def release(self) -> None:
+        """Hold each guarded object as often as at any other call, whatever was compared."""
+        self._snapshot.release()
+
     def accept(self, exchanged: Sequence[tuple[Any, Any]]) -> None:
         """Expect other objects where they are in the places of some, whose content they have.
 

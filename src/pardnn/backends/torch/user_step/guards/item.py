@@ -269,6 +269,10 @@ class Snapshot:
         self._tags = DictVersions([holder for holder, _ in tagged])
         self.expect(pointers)
 
+    def release(self) -> None:
+        """Hold only what the guards themselves hold: their dictionaries are compared anew."""
+        self._changed, self._of_changed = (), _Items(())
+
     def expect(self, pointers: Sequence[tuple[int, int]]) -> None:
         """Expect other words in addition to the tags, and the lists as they are held."""
         heads = [word for guard in self._lists for word in list_words(guard.holder, guard.size)]
