@@ -66,6 +66,8 @@ def source_updates(
         matters = source.kind == "parameter" or kept or value.storage in read
         # If a call makes gradients but no update, another call will read them.
         matters |= is_opening if source.parameter is None else hands_on
+        if source.parameter is not None:
+            _mark_gradient(trace, value, live)
         if isinstance(live, torch.Tensor) and not matters:
             continue
         copies = _copy_back(trace, source, value, live)
@@ -73,6 +75,19 @@ def source_updates(
         calls += copies
         calls += value.storage.writes
     return calls
+
+
+def _mark_gradient(trace: StepTrace, value: Value, live: Any) -> None:
+    """Mark a gradient to which the step adds before it reads it, and one that it leaves as None.
+
+    The next call starts from zeros instead of None, which is the same if it adds to them first.
+    """
+    readers = (c for c in trace.tracer.calls if any(s is value.storage for s, _ in c.reads))
+    first = next(readers, None)
+    marks = {"summed": first is not None and first.sums, "reset": live is None}
+    found = {key: True for key, is_so in marks.items() if is_so}
+    if found:
+        value.call.arguments = (value.call.arguments or {}) | found
 
 
 def _is_left(trace: StepTrace, name: str, live: Any) -> bool:
