@@ -207,6 +207,7 @@ _SOURCE: Mapping[str, Callable[[Op, Any], str | None]] = {
     "args": _args, "kwargs": _kwargs, "initial": _literal, "value": _literal, "guard": _guard,
     "data": _data, "shard": _shard, "persistent": _of_type(bool, "a truth value"),
     "written": _of_type(bool, "a truth value"), "device": _of_type(str, "a device"),
+    "summed": _of_type(bool, "a truth value"), "reset": _of_type(bool, "a truth value"),
 }  # fmt: skip
 _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "settings": _of_type(dict, "an object"), "host": _of_type(dict, "an object"),

@@ -60,12 +60,25 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
 def plain(value: Any, device: torch.device | None = None) -> Any:
     """Return a tensor detached and on the device, without a copy if it is already there.
 
-    A subclass (`Parameter`) would take the slow path into each op. Other values stay as they are.
+    A subclass (`Parameter`) would take the slow path into each op. Captured sources begin at their
+    storage's first element, from which `as_strided` counts; so does the result, also if the tensor
+    is a slice of a larger one. Other values stay as they are.
     """
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
+    if value.storage_offset():
+        value = _with_own_storage(value)
     return value if device is None or value.device == device else value.to(device)
+
+
+def _with_own_storage(value: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as a tensor whose storage holds nothing else."""
+    begin = value.storage_offset() * value.itemsize
+    end = begin + elements_of(value).nbytes
+    storage = value.untyped_storage()[begin:end]
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    return empty.set_(storage, 0, value.shape, value.stride())
 
 
 def one_element(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -146,6 +146,7 @@ class Parallel(Checkpointed):
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint, see `Checkpointed.load`."""
         self._variants.check_opened()
+        self._state.reset_gradients.clear()
         return super().load(path, step)
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import MismatchError
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import Rank, in_double, on_ranks, plan_of, values
 from tests.backends.torch.executors import batches, bits
+from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import run_ranks
 from tests.long_cases import long_but
 
@@ -290,3 +292,22 @@ def test_an_optimizer_in_a_wrapper_trains_and_refuses_to_be_read() -> None:
     for losses, text in values(on_ranks(wrapped, plan, body)):
         assert losses == expected
         assert "'optimizer.optimizer' is spread" in text
+
+
+def test_what_the_step_does_not_read_survives_a_synced_model() -> None:
+    step, (model, optimizer, *batch) = double_perceptron()
+    model.unread, held = torch.ones(3), [torch.ones(2)]
+
+    def of_held(model: Any, optimizer: Any, *batch: Any) -> Any:
+        assert held
+        return step(model, optimizer, *batch)
+
+    fast: Any = parallelize(
+        of_held, model, optimizer, *batch, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+    )
+    fast(*batch)
+    fast.sync_model()
+    fast(*batch)
+    fast.close()
+    assert model.unread.tolist() == [1, 1, 1]
+    assert held[0].tolist() == [1, 1]

@@ -20,6 +20,7 @@ from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.stepping import Entry, assert_leaves_as_eager, cut_plan, small
+from tests.long_cases import long_but
 
 CALLS, EACH = 7, 3
 
@@ -213,3 +214,90 @@ def test_a_step_leaves_gradients_to_another_in_shards_that_are_not_alike() -> No
     for outcome in run_ranks(2, body):
         assert outcome.status == 0, outcome.error
         assert outcome.value == pytest.approx(expected, rel=1e-10)
+
+
+#: Calls of the steps that skip parameters.
+SKIPPING_CALLS = 10
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+class Net(nn.Module):
+    """A head, and a body that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.is_whole = nn.Linear(4, 4), nn.Linear(4, 4), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x) if self.is_whole else x)
+
+
+def skipping(kind: Optimizer) -> tuple[Any, tuple[Any, ...], Any]:
+    torch.manual_seed(0)
+    model = Net().double()
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def step(model, optimizer, x, i):
+        loss = model(x).square().mean()
+        loss.backward()
+        if i % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return step, (model, optimizer, torch.randn(3, 4).double(), 0), [model, optimizer]
+
+
+def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=0.1)
+
+
+def frozen(i: int, args: tuple[Any, ...]) -> None:
+    args[0].body.requires_grad_(not 3 <= i < 7)  # half of its gradients are there at its first call
+
+
+def left_out(i: int, args: tuple[Any, ...]) -> None:
+    args[0].is_whole = i % 4 < 2
+
+
+def given_a_gradient(i: int, args: tuple[Any, ...]) -> None:
+    args[0].body.requires_grad_(False)
+    if i == 4:
+        args[0].body.weight.grad = torch.ones(4, 4).double()
+
+
+CHANGES = [frozen, left_out, given_a_gradient]
+
+
+@pytest.mark.parametrize("between", CHANGES)
+@pytest.mark.parametrize("kind", [sgd, torch.optim.AdamW])
+def test_what_no_call_adds_to_is_not_updated(kind: Optimizer, between: Any) -> None:
+    captures = assert_leaves_as_eager(
+        lambda: skipping(kind), SKIPPING_CALLS, given=lambda i: {3: i}, between=between
+    )
+    if kind is torch.optim.AdamW:  # a path that comes again is not captured again
+        assert captures <= 5, captures
+
+
+@pytest.mark.parametrize("between", long_but(["left_out"], CHANGES))
+def test_two_ranks_see_the_same(between: Any) -> None:
+    def losses(call: Callable[..., Any], args: tuple[Any, ...]) -> list[float]:
+        found = []
+        for i in range(SKIPPING_CALLS):
+            between(i, args)
+            found.append(call(args[2], i).item())
+        return found
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, args, _ = skipping(torch.optim.AdamW)
+        decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+        fast: Any = parallelize(step, *args, decide=decide, device="cpu", timeout=20)
+        found = losses(fast, args)
+        fast.close()
+        return found
+
+    step, args, _ = skipping(torch.optim.AdamW)
+    expected = losses(lambda *batch: step(*args[:2], *batch), args)
+    outcomes = run_ranks(2, body)
+    assert [each.value for each in outcomes] == [expected] * 2, outcomes

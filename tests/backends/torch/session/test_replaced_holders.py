@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -148,3 +149,38 @@ def test_an_optimizer_that_is_put_back_is_read_again() -> None:
     assert caught.value.code == "E527"
     held.optimizer = optimizer
     assert len(fast.state_dict()["held.optimizer"]["state"]) == 4
+
+
+def test_a_tuple_that_a_step_left_may_become_none_in_a_dictionary_of_ones_own() -> None:
+    """No more than a refusal by name: an accumulating step keeps the tensor as its state."""
+
+    class Attributes(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self[name] = value
+
+    left = Attributes(last=None)
+    model, x = nn.Linear(4, 4), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: Any, i: int) -> Any:
+        loss = model(x).square().mean()
+        loss.backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        left.last = (loss.item(), loss.detach())
+        return loss
+
+    fast: Any = parallelize(
+        step, model, optimizer, x, 0, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+    )
+    for i in range(3):
+        fast(x, i)
+    left.last = None
+    with contextlib.suppress(PardnnError):
+        fast(x, 3)
+        assert left.last is not None
+    fast.close()

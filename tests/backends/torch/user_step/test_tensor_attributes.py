@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -127,3 +128,43 @@ def test_a_batch_with_and_without_an_attribute() -> None:
         return set_on(torch.full((5, 4), 1.0 + i), **({"flag": True} if i % 2 else {}))
 
     assert captures(lambda m, o, x: 2 if hasattr(x, "flag") else 1, x=given) == 2
+
+
+def trained_apart(where: str) -> tuple[Any, tuple[Any, ...], Any]:
+    """Return a step that trains a tensor of no module, which is found as `where` says."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double()
+    scale = torch.ones(4, dtype=torch.float64, requires_grad=where != "not yet")
+    held = types.SimpleNamespace(scale=scale, listed=[nn.Parameter(scale.detach())])
+    apart = held.listed[0] if where == "listed" else scale
+    optimizer = torch.optim.AdamW([*model.parameters(), apart], lr=0.1)
+    found: dict[str, Callable[[], torch.Tensor]] = {
+        "closure": lambda: scale,
+        "attribute": lambda: held.scale,
+        "listed": lambda: held.listed[0],
+        "not yet": lambda: optimizer.param_groups[0]["params"][-1],
+    }
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x * found[where]()).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, torch.randn(3, 4).double()), [optimizer, apart]
+
+
+@pytest.mark.parametrize("where", ["closure", "attribute", "listed", "not yet"])
+@pytest.mark.parametrize("change", ["requires_grad", "grad"])
+def test_a_trained_tensor_of_no_module_may_change(where: str, change: str) -> None:
+    def between(i: int, args: tuple[Any, ...]) -> None:
+        apart = args[1].param_groups[0]["params"][-1]
+        if change == "requires_grad" and i:
+            apart.requires_grad_(i % 2 == 0)
+        if change == "grad" and i == 2:
+            apart.requires_grad_(False)
+            apart.grad = torch.ones_like(apart)  # reset by the next call
+
+    num = assert_leaves_as_eager(lambda: trained_apart(where), steps=5, between=between)
+    assert num <= 3

@@ -100,10 +100,11 @@ class Locator:
         return self._path_of_code[code]
 
     def annotate(self, call: Call) -> None:
-        """Set a call's source, module and forward op."""
+        """Set a call's source, module and forward op, and whether it adds to a leaf's gradient."""
         if self._is_silent:
             return
         node = torch._C._current_autograd_node()
+        call.sums = node is not None and node.name() == "torch::autograd::AccumulateGrad"
         # A module runs in a backward pass only to recompute a forward pass.
         if node is not None and not self._modules_entered:
             forward = self._forward_by_node.get(node._sequence_nr())

@@ -50,7 +50,9 @@ def source_updates(
     """
     calls: list[Call] = []
     passed = _passed_on(trace)
-    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    calls_back = reversed(trace.tracer.calls)
+    first_readers = {storage: call for call in calls_back for storage, _ in call.reads}
+    read = {*first_readers}
     hands_on = not changes_parameters(trace) and may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
@@ -67,6 +69,8 @@ def source_updates(
         matters = source.kind == "parameter" or kept or value.storage in read
         # If a call makes gradients but no update, another call will read them.
         matters |= is_opening if source.parameter is None else hands_on
+        if source.parameter is not None:
+            _mark_gradient(value, live, first_readers.get(value.storage))
         if isinstance(live, torch.Tensor) and not matters:
             continue
         is_written = bool(value.storage.writes)
@@ -86,6 +90,17 @@ def replaced(trace: StepTrace) -> dict[str, Any]:
     in place are left out: their holders see some of what it wrote.
     """
     return {"replaced": trace.replaced} if trace.replaced else {}
+
+
+def _mark_gradient(value: Value, live: Any, first: Call | None) -> None:
+    """Mark a gradient to which the step adds before it reads it, and one that it leaves as None.
+
+    The next call starts from zeros instead of None, which is the same if it adds to them first.
+    """
+    marks = {"summed": first is not None and first.sums, "reset": live is None}
+    found = {key: True for key, is_so in marks.items() if is_so}
+    if found:
+        value.call.arguments = (value.call.arguments or {}) | found
 
 
 def _is_left(trace: StepTrace, name: str, live: Any) -> bool:

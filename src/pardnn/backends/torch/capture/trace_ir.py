@@ -91,6 +91,7 @@ class Call:
         replays: The predecessor whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
         kept: Whether its output outlives the step, for the caller.
+        sums: Whether autograd adds to the gradient of a leaf by it.
         within: For a write, those of `AliasTracker.caches` whose functions are running.
         name: The name in the graph; given at the end, to sources at once.
     """
@@ -112,6 +113,7 @@ class Call:
     replays: Call | None = None
     arguments: dict[str, Any] | None = None
     kept: bool = False
+    sums: bool = False
     within: Sequence[Any] = ()
     name: str = ""
 

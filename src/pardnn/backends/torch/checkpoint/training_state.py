@@ -143,10 +143,12 @@ class TrainingState:
         if not self._synced:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
+        names = [name for name, _, _ in self._synced]
         self._synced, self._spread.is_whole = [], False
         residents = self.program.residents(self._world.rank)
         whole, live = self.program.sources, self.live
-        self._binding.install({shard_of(o, whole)[0]: live[o.outputs[0].name] for o in residents})
+        values = {shard_of(o, whole)[0]: live[o.outputs[0].name] for o in residents}
+        self._binding.install(values, names)
         return changed
 
     def follow(

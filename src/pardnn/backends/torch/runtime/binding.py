@@ -210,20 +210,22 @@ class Binding:
         initial = self._initial[of]
         return None if initial is None else new_state(op, self._device, initial)
 
-    def install(self, values: Mapping[str, Any]) -> None:
-        """Put this rank's residents back into the user's objects, and drop those of other ranks.
+    def install(self, values: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Put residents back into the user's objects, and drop those of other ranks.
 
         A dropped tensor keeps its shape and reads as NaN (0 for integers), stored in one element.
         The user's object of a sharded tensor holds the shard from now on: the same `Parameter`,
         with the shard's shape and storage.
 
         Args:
-            values: The values of the residents, by the names of their sources.
+            values: The values of this rank's residents, by the names of their sources.
+            names: The names of the sources to put back or to drop.
         """
-        for name, source in self.sources.items():
+        for name in names:
+            source = self.sources[name]
             if name in values:
                 source.set(values[name])
-            elif source.kind != "input" and isinstance(live := source.get(), torch.Tensor):
+            elif isinstance(live := source.get(), torch.Tensor):
                 source.set(one_element(live.shape, live.dtype, live.device))
                 mark_absent(source.get(), name)
 

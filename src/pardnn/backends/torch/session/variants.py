@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
@@ -30,15 +28,17 @@ from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch
+from pardnn.backends.torch.session.carried import check_carried
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.held_elsewhere import Replaced
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.rebound import KeptData, has_replaced
+from pardnn.backends.torch.session.reset_gradients import GradientsOf, gradients_of
 from pardnn.backends.torch.session.settled import Settled
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.reached import unreached
-from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
+from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError
 
 #: How many variants are kept, the last used ones; each takes some kilobytes an op on the host.
 MAX_VARIANTS = 64
@@ -56,6 +56,7 @@ class Variant:
         made: How long capture and planning took.
         holds_for: What had changed when it was captured, in words.
         constants: Real tensors with the content for which its graph holds.
+        gradients: The gradients that it keeps.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Variant:
     made: Made
     holds_for: str
     constants: Constants = field(default_factory=Constants)
+    gradients: GradientsOf = field(default_factory=GradientsOf)
 
     def changes(self, batch: Batch, *, is_told: bool = False) -> Iterator[Change]:
         """Yield what differs from the values for which it holds.
@@ -74,6 +76,7 @@ class Variant:
             is_told: As for `Binding.changes`.
         """
         yield from self.binding.changes(batch, is_told=is_told)
+        yield from self.gradients.changes()
         if not self.constants.is_empty:
             yield from self.constants.changes()
 
@@ -160,6 +163,7 @@ class Variants:
             self._version = self._state.version
         variant.executor.step(lambda: self._inputs(variant, batch))
         self.stale |= variant.uncarried
+        self._state.reset_gradients.note(variant.gradients)
         return variant
 
     def refresh(self) -> None:
@@ -225,9 +229,14 @@ class Variants:
             return self.current
         self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
-            if variant is not self.current and next(variant.changes(batch), None) is None:
+            undo = self._state.reset_gradients.arrange(variant.gradients)
+            if variant is self.current and undo is None:
+                continue
+            if next(variant.changes(batch), None) is None:
                 self.enter(variant)
                 return variant
+            if undo is not None:
+                undo()
         variant = self._add(batch.values, changes)
         self.replaced = []
         moved = self.enter(variant)
@@ -257,8 +266,14 @@ class Variants:
     def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
         """Capture and plan again; the variants so far stay usable if that fails."""
         args = self.current.binding.arguments(values)
+        undo = self._state.reset_gradients.arrange(GradientsOf())
         number, self.num_made = self._state.next_number(), self.num_made + 1
-        variant = self._make(number, args, changes)
+        try:
+            variant = self._make(number, args, changes)
+        finally:
+            if undo is not None:
+                undo()
+        self._state.reset_gradients.arrange(gradients_of(variant.executor.program, variant.binding))
         self._state.holds_for[number] = variant.holds_for
         self._known.append(variant)
         return variant
@@ -276,7 +291,7 @@ class Variants:
         Raises:
             UnsupportedError: E808, if it reads what earlier variants did not carry on.
         """
-        self._check_carried(variant)
+        check_carried(self.stale, variant.executor.program, variant.binding)
         if len(self._state.users) == (self._version >= 0):  # no other step takes them over
             _drop_gradients(variant)
         binding, executor = variant.binding, variant.executor
@@ -285,7 +300,7 @@ class Variants:
             "changed": variant.holds_for,
         }  # fmt: skip
         self.current.executor.detach()
-        version = self._state.version
+        version, present = self._state.version, gradients_of(executor.program, binding)
         sharing = naming_out_of_memory(self._world, "taking its share of the state")
         with sharing, following_parameters(binding):
             values, moved = self._state.take(executor.program, binding, recording)
@@ -300,6 +315,8 @@ class Variants:
             binding.mark_stepped()
             self._announce(executor.program, binding)
             binding.watch()
+        variant.gradients = gradients_of(executor.program, binding)
+        self._state.reset_gradients.note_new(variant.gradients, present)
         self._kept = KeptData(self._state, executor, binding)
         self._replaced = Replaced(self._state, executor, binding, self._kept)
         self._world.describe = executor.describe
@@ -334,48 +351,6 @@ class Variants:
                 code="E806",
             )
 
-    def _check_carried(self, variant: Variant) -> None:
-        read = sorted(self.stale.intersection(variant.executor.program.state))
-        if not read:
-            return
-        name = read[0]
-        if (parameter := _without_optimizer(variant.binding, name)) is not None:
-            raise UnsupportedError(
-                f"no optimizer holds {shown(parameter)} any more, so nothing resets its gradient "
-                "or updates it: it was taken\n"
-                "out of its group, or took another one's place, as load_state_dict(assign=True) "
-                "does.\n"
-                "Freeze what you take out: p.requires_grad_(False). Load without assign, or make "
-                "the optimizer after\nthat and parallelize again.",
-                code="E808",
-                details={"tensors": read[:20]},
-            )
-        if variant.binding.sources[name].kind == "parameter":
-            raise UnsupportedError(
-                f"{shown(name)} is a parameter now, and the calls before computed it within the "
-                f"step, as the hooks of weight_norm and prune do ({len(read)} such): its values "
-                "are on no rank.\nUndo that on the whole model: fast.sync_model(), then "
-                "remove_weight_norm or prune.remove, a new optimizer of model.parameters(), and "
-                "parallelize again.",
-                code="E808",
-                details={"tensors": read[:20]},
-            )
-        is_gradient = name.endswith(".grad")
-        what = "a gradient" if is_gradient else "a tensor"
-        rewrite = (
-            "Call optimizer.zero_grad() after optimizer.step() instead of at the start, so that "
-            "gradients add up until then; or at the end of every call."
-            if is_gradient
-            else "Register tensors that are passed from call to call: module.register_buffer(name, "
-            "tensor)."
-        )
-        raise UnsupportedError(
-            f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
-            f"path through the step ({len(read)} such).\n{rewrite}",
-            code="E808",
-            details={"tensors": read[:20]},
-        )
-
 
 def _drop_gradients(variant: Variant) -> None:
     """Reset gradients of earlier calls that a variant replaces within its step and then frees."""
@@ -383,18 +358,3 @@ def _drop_gradients(variant: Variant) -> None:
         parameter = variant.binding.sources.get(name.removesuffix(".grad"))
         if name.endswith(".grad") and parameter is not None:
             parameter.get().grad = None
-
-
-def _without_optimizer(binding: Binding, name: str) -> str | None:
-    """Return the name of a gradient's parameter if no optimizer of the step has it.
-
-    Args:
-        binding: The binding of the graph that reads the gradient.
-        name: The name of the gradient.
-    """
-    parameter = binding.sources[name].parameter
-    found = [entry.value for entry in binding.stateful()]
-    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
-    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    is_lost = parameter is not None and optimizers and id(parameter) not in held
-    return name.removesuffix(".grad") if is_lost else None

@@ -44,12 +44,12 @@ class Source:
     parameter: torch.Tensor | None = None
 
     def get(self) -> Any:
-        """Return the live tensor or number; None if it does not exist yet."""
+        """Return the live tensor or number; None if it does not exist yet or any more."""
         if self.parameter is not None:
             return self.parameter.grad
         try:
             return self.slots[0].get()
-        except (LookupError, AttributeError):
+        except (LookupError, AttributeError, TypeError):  # None has taken the place of a tuple
             return None
 
     def set(self, value: Any) -> None:

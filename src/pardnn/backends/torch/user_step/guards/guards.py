@@ -111,7 +111,7 @@ class Guards:
         walk.contents.hold(read)
         walk.seen.clear()  # guards hold the walk, but must not keep objects alive
         self._snapshot = Snapshot(self._guards, self._pointers())
-        self.of_parameters = ParameterGuards(walk.parameters)
+        self.of_parameters = ParameterGuards([*walk.parameters, *walk.leaves])
         self.of_batch = BatchGuards(step, names, used, written, live, filled)
         self.of_batch.hold({i: arguments[i] for i in batch})
 

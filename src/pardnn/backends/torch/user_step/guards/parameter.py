@@ -1,7 +1,7 @@
 """Guards on parameters: their properties besides data, and other tensors in their groups.
 
-Problem: a step depends on `requires_grad`, `grad` and hooks of every parameter, and Python reads
-    them only one at a time.
+Problem: a step depends on `requires_grad`, `grad` and hooks of every parameter, in a module or not,
+    and Python reads them only one at a time.
 Idea: the first two are read only after a word of memory that holds them has changed
 (`tensor_words`); hooks only after any hook was registered anywhere, which torch counts.
 
@@ -52,15 +52,17 @@ class ParameterGuards:
     """Guards on the current settings of parameters.
 
     Args:
-        parameters: The parameters with their names.
+        parameters: Parameters and other trained tensors with their names; the first of each counts.
 
     Attributes:
         words: What their gradients and `requires_grad` were when last compared.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self._names = [name for name, _ in parameters]
-        self._tensors = [tensor for _, tensor in parameters]
+        names: dict[torch.Tensor, str] = {}
+        for name, tensor in parameters:
+            names.setdefault(tensor, name)
+        self._names, self._tensors = list(names.values()), list(names)
         self._num_hooks = RemovableHandle.next_id
         self.words = TensorWords(self._tensors, gradients=True)
         self._held = {key: list(map(get, self._tensors)) for key, get in _READ.items()}

@@ -92,6 +92,7 @@ class GuardWalk:
         contents: Guards on contents without keys, and on orders.
         classes: Guards on the objects' classes.
         parameters: Parameters of modules, by name.
+        leaves: Tensors that are trained, by name, wherever they are.
         weak: Objects reached only by weak references, by name; no walk has entered them yet.
         seen: All objects that were entered, by id.
     """
@@ -111,6 +112,7 @@ class GuardWalk:
         self.attributes, self.pointed = AttributeGuards(), AttributeGuards()
         self.contents, self.classes = ContentGuards(), ClassGuards()
         self.parameters: list[tuple[str, torch.Tensor]] = []
+        self.leaves: list[tuple[str, torch.Tensor]] = []
         self.weak: list[tuple[str, Any]] = []
 
     def _attribute(
@@ -162,6 +164,8 @@ class GuardWalk:
 
     def _of_tensor(self, path: str, tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
         """Guard what users have set on a tensor, and new attributes if their code asks for them."""
+        if isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf):
+            self.leaves.append((path, tensor))
         if ((own := attributes_of(tensor)) or self._asks) and id(own) not in self.seen:
             self.seen[id(own)] = own
             yield from self._container(path, own, self._used.__contains__)
@@ -268,6 +272,7 @@ class GuardWalk:
         for i, group in enumerate(groups):
             name, held = f"{path}.param_groups.{i}.params", group["params"]
             self.guards.append(ItemGuard(name, held, range(len(held)), any_key))
+            self.leaves += ((dotted(name, j), tensor) for j, tensor in enumerate(held))
         defaults = own.get("defaults")
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
