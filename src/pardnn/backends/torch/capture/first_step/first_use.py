@@ -263,7 +263,7 @@ def origin(values: Sequence[Value], calls: Iterable[Call]) -> str:
 
 
 class _Caches:
-    """The caches of `functools`, searched only if there may be unknown ones.
+    """The caches of `functools` but our own, searched only if there may be unknown ones.
 
     Each refers to its type, so the type's reference count shows new ones. Looking at all objects
     takes 20 ms where transformers is imported, and each capture would do so twice.
@@ -284,12 +284,18 @@ class _Caches:
             # Half the time of `gc.get_objects`, and a forked process copies no pages of objects.
             with frozen_too():
                 known = [each for each in gc.get_referrers(_CACHE) if type(each) is _CACHE]
+            known = [each for each in known if not _is_ours(each)]
             self._known = WeakSet(known)
             self._others = sys.getrefcount(_CACHE) - len(known)
         return known
 
 
 _CACHES = _Caches()
+
+
+def _is_ours(cache: Any) -> bool:
+    """Whether a cache is of this package: those hold no tensors, and most values of all."""
+    return (getattr(cache, "__module__", None) or "").startswith("pardnn.")
 
 
 def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]]:
@@ -299,10 +305,13 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
     """
     found: list[tuple[Any, list[FakeTensor]]] = []
     for cache in _CACHES.alive():
+        info = cache.cache_info()
+        if not info.currsize:  # four of five
+            continue
         # A bounded cache refers to its values itself, others have them in a dictionary.
         held = gc.get_referents(cache)
         held += [item for each in held if type(each) is dict for item in each.values()]
-        seen = hash((cache.cache_info(), *map(id, held)))
+        seen = hash((info, *map(id, held)))
         if _WITHOUT_FAKES.get(cache) == seen:
             continue
         leaves = pytree.tree_leaves(held) if _may_hold_fakes(held) else ()
