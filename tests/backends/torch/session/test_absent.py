@@ -16,7 +16,14 @@ from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.errors import PardnnError
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.session.test_rebound import eager, made, nothing, rows, scattered, trained
+from tests.backends.torch.session.kept_data.test_rebound import (
+    eager,
+    made,
+    nothing,
+    rows,
+    scattered,
+    trained,
+)
 
 
 def absent(kind: type = nn.Parameter, dtype: torch.dtype = torch.float32) -> Any:

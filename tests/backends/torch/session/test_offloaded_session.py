@@ -18,7 +18,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.rewritten.offload import graph_with_host, may_offload
 from pardnn.plan.state_in_place import StateInPlace
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.session.test_rebound import (
+from tests.backends.torch.session.kept_data.test_rebound import (
     TAKEN,
     eager,
     made,

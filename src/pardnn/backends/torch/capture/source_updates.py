@@ -48,7 +48,7 @@ def source_updates(
     Raises:
         UnsupportedError: E807, if a source became another kind of tensor, or none.
     """
-    calls: list[Call] = []
+    calls = _written_inputs(trace)
     passed = _passed_on(trace)
     calls_back = reversed(trace.tracer.calls)
     first_readers = {storage: call for call in calls_back for storage, _ in call.reads}
@@ -56,10 +56,7 @@ def source_updates(
     hands_on = not changes_parameters(trace) and may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
-        if value.storage is None:
-            continue
-        if source.kind == "input":
-            calls += _written_input(trace, source, value)
+        if value.storage is None or source.kind == "input":
             continue
         live = source.get()
         if _is_left(trace, name, live):
@@ -107,6 +104,14 @@ def _is_left(trace: StepTrace, name: str, live: Any) -> bool:
     """Whether ranks assign what a step leaves in a source's place, rather than copy it there."""
     each = trace.assigned.get(name)
     return each is not None and (not isinstance(live, torch.Tensor) or is_reshaped(each.change))
+
+
+def _written_inputs(trace: StepTrace) -> list[Call]:
+    """Return the calls of all written inputs, before others replace what these may hold now."""
+    inputs = [(n, s) for n, s in trace.sources.items() if s.kind == "input"]
+    values = [(source, trace.values[name]) for name, source in inputs]
+    found = [_written_input(trace, s, value) for s, value in values if value.storage is not None]
+    return [call for calls in found for call in calls]
 
 
 def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
@@ -182,7 +187,8 @@ def _passed_on(trace: StepTrace) -> dict[str, torch.Tensor]:
     """
     aliases, holders = trace.tracer.aliases, dict[Storage, list[str]]()
     for name, source in trace.sources.items():
-        live = None if name in trace.assigned else source.get()  # which is a copy anyway
+        is_copy = source.kind == "input" or name in trace.assigned
+        live = None if is_copy else source.get()
         if trace.values[name].storage is not None and isinstance(live, torch.Tensor):
             storage = aliases.fresh_value(live).storage
             if storage is not None and storage.source:

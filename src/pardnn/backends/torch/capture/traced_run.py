@@ -69,7 +69,7 @@ from pardnn.backends.torch.capture.refusals.library_tells import library_tells_n
 from pardnn.backends.torch.capture.refusals.other_threads import threads_refused
 from pardnn.backends.torch.capture.refusals.tensor_questions import questions_refused
 from pardnn.backends.torch.capture.restore import changes
-from pardnn.backends.torch.capture.result import roots_noted, storages_read
+from pardnn.backends.torch.capture.result import roots_noted
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.rewrites.positions import Positions
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -230,10 +230,7 @@ def run_noted(
         if isinstance(each.now, tuple) and is_in_group(name):
             raise changed_setting(name, Stores(functions).line(name))
     trace.orders = key_orders(objects, names, is_first=is_first)
-    read = storages_read(tracer, trace.result)
-    trace.assigned = assigned_values(
-        objects, tracer, read, lambda: Stores(functions), is_first=is_first
-    )
+    trace.assigned = assigned_values(objects, trace, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)

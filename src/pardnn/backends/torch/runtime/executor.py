@@ -127,11 +127,6 @@ class Executor:
         self._env = dict(self._resident_values(resident))
         self._names = frozenset(self._env)
 
-    def exchange(self, residents: Mapping[str, torch.Tensor]) -> None:
-        """Take other tensors for some residents, by the names of their ops."""
-        ops = self.program.ops
-        self._env |= {ops[name].outputs[0].name: plain(x) for name, x in residents.items()}
-
     def detach(self) -> None:
         """Drop all values: another executor has taken over."""
         self._env = {}

@@ -99,7 +99,7 @@ class Replaced:
         for slot in source.slots:
             slot.set(new)
         self._state.exchange(old, new)
-        self._executor.exchange(dict.fromkeys(self._ops[source.name], new))
+        self._data.exchange(dict.fromkeys(self._ops[source.name], new))
 
 
 def _counts(source: Source) -> tuple[int, ...]:

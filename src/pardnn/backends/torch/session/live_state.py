@@ -297,8 +297,7 @@ class LiveState:
         """Return this rank's shard under another layout, and whether ranks had to exchange it."""
         if all(_covers(_at(held.shards, shard.device), shard.box) for shard in shards):
             whole, here = live, _at(held.shards, self._world.rank)
-            low = None if here is None or here.box is None else here.box
-            is_moved = False
+            low, is_moved = None if here is None else here.box, False
         else:
             mine = None if _at(held.shards, self._world.rank) is None else live
             whole = gathered(self._world, held.tensor, held.shards, mine).to(live.device)
@@ -308,8 +307,7 @@ class LiveState:
             return None, is_moved
         if wanted.box is None:
             return whole, is_moved
-        box = _within(wanted.box, low)
-        return box_copy(whole, box, op.outputs[0].strides), is_moved
+        return box_copy(whole, _within(wanted.box, low), op.outputs[0].strides), is_moved
 
 
 #: The states of this process.

@@ -112,9 +112,13 @@ class KeptData:
             else:
                 taken[op.name] = value
         if taken and not changes:
-            self._executor.attach(self._residents() | taken)
+            self.exchange(taken)
         self._note()
         return changes
+
+    def exchange(self, taken: Mapping[str, torch.Tensor]) -> None:
+        """Run with other tensors for some residents, by the names of their ops."""
+        self._executor.attach(self._residents() | taken)
 
     def _residents(self) -> dict[str, Any]:
         live: Mapping[str, Any] = self._executor.live_values

@@ -31,6 +31,8 @@ from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled, is_flag
+from pardnn.backends.torch.capture.result import storages_read
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import node_of
@@ -82,19 +84,13 @@ class Assigned(NamedTuple):
 
 
 def assigned_values(
-    objects: ObjectGraph,
-    tracer: Tracer,
-    read: Collection[Storage | None],
-    stores: Callable[[], Stores],
-    *,
-    is_first: bool,
+    objects: ObjectGraph, trace: StepTrace, stores: Callable[[], Stores], *, is_first: bool
 ) -> dict[str, Assigned]:
     """Return what a step has left, by the names of the places.
 
     Args:
         objects: The object graph before the step.
-        tracer: The tracer of the step.
-        read: The storages that the step reads, or returns.
+        trace: The trace of the step.
         stores: Returns what the user's code writes.
         is_first: Whether it is the first step: numbers in new places may be counters.
     """
@@ -115,7 +111,9 @@ def assigned_values(
         found = _without_installed_hooks(objects, found, stores)
     if not found:
         return {}
+    tracer = trace.tracer
     places, written = Places(objects, tracer), stores()
+    read = storages_read(tracer, trace.result)
     found = {n: each for n, each in found.items() if not _is_source(each, tracer, read)}
     return {
         name: each

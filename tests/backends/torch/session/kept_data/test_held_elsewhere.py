@@ -91,6 +91,32 @@ def test_kept_as_it_was(what: str) -> None:
         fast.close()
 
 
+def test_put_into_the_batch_it_is_the_old_content() -> None:
+    def calls(trainer: Trainer, step: Callable[..., Any]) -> list[Any]:
+        cache, found = {"h": torch.ones(3, 4)}, []
+        for _ in range(3):
+            step(cache)
+            found.append(cache["h"].tolist())
+        return found
+
+    def with_cache(trainer: Trainer) -> Callable[..., Any]:
+        def step(cache: dict[str, torch.Tensor]) -> torch.Tensor:
+            before = trainer.h
+            loss, *_ = trainer.step(cache["h"])
+            cache["h"] = before
+            return loss
+
+        return step
+
+    trainer, eager = Trainer(), Trainer()
+    example = {"h": torch.ones(3, 4)}
+    fast = parallelize(with_cache(trainer), example, decide=scattered, device="cpu")
+    try:
+        assert calls(trainer, fast) == calls(eager, with_cache(eager))
+    finally:
+        fast.close()
+
+
 def test_nothing_is_copied_that_nobody_keeps() -> None:
     trainer, x = Trainer(), torch.ones(3, 4)
     fast = parallelize(trainer.step, x, decide=scattered, device="cpu")
