@@ -183,7 +183,7 @@ def test_mutants() -> None:
 
 
 def test_second_calls_beside_checkpoints() -> None:
-    rows = table("2026-11-23_checkpointing.md", "on every block", "checkpointed")
+    rows = table("2026-11-30_checkpointing.md", "on every block", "checkpointed")
     own = {(row["model"], row["limit"]): row for row in rows if row["batch"] == "16"}
     models = ("GPT-2", "Llama", "BERT")
 
@@ -254,7 +254,7 @@ def test_figures_8_and_9() -> None:
 
 
 def test_figures_of_mixed_plans_are_those_of_the_corners() -> None:
-    name = "2026-11-23_corners.md"
+    name = "2026-11-30_corners.md"
     text = (ROOT / "docs" / "algorithms" / "mixed.md").read_text(encoding="utf-8")
     page = (RESULTS / name).read_text(encoding="utf-8")
     for links in ("5 GB/s", "25 GB/s", "300 GB/s"):
