@@ -54,6 +54,8 @@ def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
 def is_as_noted(holder: Any, content: Any) -> bool:
     """Whether a holder has the same objects as in an entry of `ObjectGraph.contents`."""
     now = _content(holder)
+    if isinstance(holder, types.CellType | GlobalName):
+        return now is not None and now is content
     return now is not None and _same(now, content)
 
 

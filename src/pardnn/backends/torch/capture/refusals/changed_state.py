@@ -93,6 +93,17 @@ def changed_class(kind: str, key: str, where: str | None) -> UnsupportedError:
     )
 
 
+def changed_module(module: str, key: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that changes a container of a module that its own code only names."""
+    return error_at(
+        where,
+        f"the step changes what {key!r} of the module {module!r} holds{at(where)}.\n"
+        f"Import it by name, from {module} import {key}: then it is followed like one of your own.",
+        "E804",
+        changed=[f"{module}.{key}"],
+    )
+
+
 def counting_hook(name: str) -> UnsupportedError:
     """Return E804: a hook that records in which backward pass it ran.
 
