@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
@@ -174,3 +175,33 @@ def test_ranks_hold_the_old_content_where_they_hold_the_tensor() -> None:
         assert outcome.status == 0, outcome.error
         assert outcome.value[0] == found[:15]
     assert [outcome.value[1] == found[16:] for outcome in outcomes].count(True) == 1
+
+
+def test_kept_between_two_steps_on_one_state() -> None:
+    def calls(trainer: Trainer, steps: list[Callable[..., Any]]) -> list[Any]:
+        kept = []
+        for i in range(6):
+            steps[i % 2](torch.full((3, 4), 0.1 * i))
+            kept.append(trainer.h)
+        return [each.tolist() for each in kept]
+
+    trainer, eager = Trainer(), Trainer()
+    one = parallelize(trainer.step, torch.zeros(3, 4), decide=scattered, device="cpu")
+    two = parallelize(trainer.step, torch.zeros(3, 4), decide=scattered, device="cpu")
+    try:
+        assert calls(trainer, [one, two]) == calls(eager, [eager.step, eager.step])
+    finally:
+        one.close()
+        two.close()
+
+
+def test_what_the_step_also_writes_in_place_is_not_passed_on() -> None:
+    trainer = Trainer()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        trainer.last.mul_(0.5)
+        loss, *_ = trainer.step(x)
+        return loss
+
+    with pytest.raises(PardnnError, match=r"the step replaces 'trainer.last' by 'trainer.h'"):
+        parallelize(step, torch.zeros(3, 4), decide=scattered, device="cpu")
