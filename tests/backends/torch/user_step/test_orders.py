@@ -133,3 +133,29 @@ def test_a_key_that_a_step_sets_in_a_group_is_its_own(is_own: bool) -> None:
     group["step"] = 1
     changes = [change.name for guard in guards for change in guard.changes()]
     assert changes == ([] if is_own else ["optimizer.param_groups.0.step"])
+
+
+def test_numbers_that_are_read_at_every_call_are_in_an_order_too() -> None:
+    weights: list[dict[str, float]] = []
+
+    def make() -> Any:
+        _, (model, optimizer, x) = made()
+        weights.append({"a": 1.0, "b": 0.5})
+        own = weights[-1]
+
+        def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * next(iter(own.values()))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, optimizer, x), [model, own]
+
+    def between(i: int, _args: Any) -> None:
+        if i in (1, 2):
+            weights[-1]["a"] = 1.0 + i  # from here on an input of the graph
+        if i == 3:
+            last(weights[-1])
+
+    assert assert_leaves_as_eager(make, steps=5, between=between) <= 3

@@ -143,23 +143,29 @@ def check_trains(trace: StepTrace) -> None:
 def shared_sources(live: Sequence[Source], whole_of: WholeOf) -> dict[str, list[str]]:
     """Return, for each source that shares elements with others, the names of all of them.
 
-    Views that follow each other in it are apart: norms that an optimizer has stacked.
+    Views that follow each other in it are apart: norms that an optimizer has stacked. What ranks
+    keep shared its storage at first, and what came since may be a view of it.
     """
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    wholes = set[int]()
+    by_whole: dict[int, list[str]] = {}
     for source in live:
         tensor = source.get()
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-            whole = whole_of(tensor)
-            key = tensor.untyped_storage()._cdata if whole is None else whole.storage
-            wholes.update([] if whole is None else [key])
+            key = tensor.untyped_storage()._cdata
             by_storage.setdefault(key, []).append((source.name, tensor))
-    return {
-        name: [other for other, _ in group]
-        for key, group in by_storage.items()
-        if len(group) > 1 and (key in wholes or not _are_apart([each for _, each in group]))
-        for name, _ in group
-    }
+            if (whole := whole_of(tensor)) is not None:
+                by_whole.setdefault(whole.storage, []).append(source.name)
+    groups = [group for group in by_whole.values() if len(group) > 1]
+    groups += [
+        [name for name, _ in group]
+        for group in by_storage.values()
+        if len(group) > 1 and not _are_apart([each for _, each in group])
+    ]
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for name in group:
+            found[name] = list(dict.fromkeys((*found.get(name, ()), *group)))
+    return found
 
 
 def _are_apart(tensors: Sequence[torch.Tensor]) -> bool:

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager
 
 WHERE = ["batch", "parameter", "buffer"]
@@ -63,3 +66,15 @@ def test_what_becomes_a_slice_is_written_where_it_is(where: str) -> None:
         return {2: copies[-1][i : i + 4]} if where == "batch" else {}
 
     assert_leaves_as_eager(make, given=given, between=between)
+
+
+def test_a_view_of_a_parameter_put_in_place_of_state_is_refused() -> None:
+    step, (model, optimizer, x), _ = made(lambda model, data: None)
+    fast: Any = parallelize(
+        step, model, optimizer, x, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+    )
+    fast(x)
+    model.scale = model.weight.detach()[:1].expand(4, 6)
+    with pytest.raises(UnsupportedError, match="shares its memory with model"):
+        fast(x)
+    fast.close()

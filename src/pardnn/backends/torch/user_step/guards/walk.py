@@ -300,7 +300,13 @@ class GuardWalk:
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
         left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
         ones = [key for key, x in items.items() if self._is_one(x) and key not in left]
-        self.guards.append(ItemGuard(path, holder, list(items), is_guarded, left, (*same, *ones)))
+        # Of a dictionary with numbers that are read at every call, the order counts all the same.
+        is_ordered = isinstance(holder, dict) and is_used is any_key and len(items) < len(holder)
+        self.guards.append(
+            ItemGuard(
+                path, holder, list(items), is_guarded, left, (*same, *ones), is_ordered=is_ordered
+            )
+        )
         rest = ((key, x) for key, x in items.items() if type(x) not in PLAIN and key not in same)
         yield from ((dotted(path, key), x) for key, x in rest)
 
