@@ -29,6 +29,7 @@ from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.first_step.cached_tensors import check_counts
 from pardnn.backends.torch.capture.numbers.class_attributes import (
+    ClassAttributes,
     check_class_attributes,
     class_attributes,
 )
@@ -244,7 +245,7 @@ class _Before:
         followed: Collection[tuple[type, str]],
     ) -> None:  # fmt: skip
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
-        self._spaces, self._classes = namespaces(objects), class_attributes(objects)
+        self._spaces, self._classes = namespaces(objects), ClassAttributes()
         self._objects, self._aside = objects, kept_aside(objects)
         self._of_libraries: Sequence[LibraryGlobals] = ()
         self._functions: list[types.FunctionType] = []
@@ -255,6 +256,7 @@ class _Before:
         found = used_names(step, self._objects.seen.values())
         check_counts(found.functions, self._objects.seen.values())
         self._of_libraries = library_globals(found, self._objects.seen.values())
+        self._classes = class_attributes(self._objects, found)
         self._functions = found.functions
         return found.functions
 

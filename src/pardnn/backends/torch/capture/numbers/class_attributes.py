@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.capture.refusals.changed_state import (
-    changed_class,
-    changed_module,
-)
+from pardnn.backends.torch.capture.refusals.changed_state import changed_class, changed_module
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.class_numbers import users_classes
 from pardnn.backends.torch.user_step.code_names import is_library_module
@@ -36,27 +34,41 @@ _CONTAINERS = (list, dict, set, deque)
 _OF_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
 #: How many containers around another one are looked into.
 _MAX_DEPTH = 4
-#: Attributes by class: each with its value, and what a container holds; also containers in others,
-#: by names such as "history['loss']".
-Attributes = dict[str, tuple[Any, Any]]
-ClassAttributes = dict[type | types.ModuleType, Attributes]
 
 
-def class_attributes(objects: ObjectGraph) -> ClassAttributes:
+class Held(NamedTuple):
+    """What a class or module holds.
+
+    Attributes:
+        values: Its attributes by name; of a module those that are containers.
+        contents: The containers in them, with the attribute of each and a copy of what it holds.
+    """
+
+    values: dict[str, Any]
+    contents: list[tuple[str, Any, Any]]
+
+
+ClassAttributes = dict[type | types.ModuleType, Held]
+
+
+def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -> ClassAttributes:
     """Return what the user's classes hold, except for functions and the like.
 
     Args:
         objects: The object graph of the step.
+        used: The names in code that may run, see `used_names`: other containers of modules are
+            left out. A data set in one can be large.
     """
-    found: ClassAttributes = {kind: _held(kind) for kind in users_classes(objects.seen.values())}
-    for value in objects.seen.values():
-        if isinstance(value, types.ModuleType) and not is_library_module(value):
+    kinds = users_classes(objects.seen.values())
+    found: ClassAttributes = {kind: _held(_values(kind)) for kind in kinds}
+    for module in objects.seen.values():
+        if isinstance(module, types.ModuleType) and not is_library_module(module):
             # What the step's own names lead to is followed like any object.
-            walked = {key for key, each in vars(value).items() if id(each) in objects.seen}
-            found[value] = {
-                key: held for key, held in _held(value).items()
-                if held[1] is not None and _attribute(key) not in walked
-            }  # fmt: skip
+            found[module] = _held({
+                key: value for key, value in _values(module).items()
+                if isinstance(value, _CONTAINERS) and id(value) not in objects.seen
+                and (used is None or key in used)
+            })  # fmt: skip
     return found
 
 
@@ -79,14 +91,17 @@ def check_class_attributes(
         UnsupportedError: E804.
     """
     for kind, then in before.items():
-        for key, (value, content) in _now(kind, then).items():
-            is_same = key in then and _is_same((value, content), then[key])
-            is_same |= (kind, key) in followed and not isinstance(value, bool | FakeTensor)
-            if not is_same and (not is_first or _is_traced(value, content)):
-                attribute = _attribute(key)
-                if isinstance(kind, types.ModuleType):
-                    raise changed_module(kind.__name__, attribute, line(attribute))
-                raise changed_class(kind.__name__, attribute, line(attribute))
+        changed = [
+            (key, value)
+            for key, value in _values_now(kind, then).items()
+            if not (key in then.values and _is_same(value, then.values[key]))
+            and not ((kind, key) in followed and not isinstance(value, bool | FakeTensor))
+        ]
+        changed += [(key, x) for key, x, content in then.contents if not _has_same(x, content)]
+        for key, value in changed:
+            if not is_first or _is_traced(value):
+                refusal = changed_module if isinstance(kind, types.ModuleType) else changed_class
+                raise refusal(kind.__name__, key, line(key))
 
 
 @contextlib.contextmanager
@@ -105,76 +120,75 @@ def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
         raise
 
 
-def _attribute(name: str) -> str:
-    """Return the attribute of a class or module by which a container was found."""
-    return name.partition("[")[0]
+def _values(kind: type | types.ModuleType) -> dict[str, Any]:
+    """Return the attributes of a class or module that are no code and not special."""
+    return {
+        key: value
+        for key, value in vars(kind).items()
+        if not key.startswith("__")
+        if not hasattr(type(value), "__get__") and not isinstance(value, _OF_CODE)
+    }
 
 
-def _now(kind: type | types.ModuleType, then: Attributes) -> Attributes:
-    """Return what a class holds now, or those containers of a module that are compared."""
-    found = _held(kind)
+def _values_now(kind: type | types.ModuleType, then: Held) -> dict[str, Any]:
+    """Return what a class holds now, or what those names of a module hold that are compared."""
+    found = _values(kind)
     if isinstance(kind, type):
         return found
-    return {key: held for key, held in found.items() if _attribute(key) in then}
+    return {key: value for key, value in found.items() if key in then.values}
 
 
-def _held(kind: type | types.ModuleType) -> Attributes:
-    values = ((k, v) for k, v in vars(kind).items() if not k.startswith("__"))
-    found: dict[str, tuple[Any, Any]] = {}
-    for key, value in values:
-        if not hasattr(type(value), "__get__") and not isinstance(value, _OF_CODE):
-            found[key] = value, None
-            found.update(_contents(key, value))
-    return found
+def _held(values: dict[str, Any]) -> Held:
+    contents: list[tuple[str, Any, Any]] = []
+    seen = set[int]()
+    for name, value in values.items():
+        level = [value]
+        for _ in range(_MAX_DEPTH + 1):
+            level = [x for x in level if isinstance(x, _CONTAINERS) and id(x) not in seen]
+            seen.update(map(id, level))
+            contents += ((name, each, copy.copy(each)) for each in level)
+            level = [item for each in level for item in _items(each)]
+    return Held(values, contents)
 
 
-def _contents(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield what a container and those in it hold, by name."""
-    if not isinstance(value, _CONTAINERS) or depth > _MAX_DEPTH:
-        return
-    content = copy.copy(value)
-    yield name, (value, content)
-    items = content.items() if isinstance(content, dict) else enumerate(content)
-    for key, item in items:
-        if isinstance(item, _CONTAINERS):
-            yield from _contents(f"{name}[{key!r}]", item, depth + 1)
+def _items(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
-def _is_same(now: tuple[Any, Any], then: tuple[Any, Any]) -> bool:
-    (value, content), (old, held) = now, then
+def _is_same(value: Any, old: Any) -> bool:
     if type(value) is not type(old) or isinstance(value, FakeTensor):
         return False
     if type(value) is tuple:
-        pairs = zip(value, old, strict=False)
-        return len(value) == len(old) and all(_is_same((a, None), (b, None)) for a, b in pairs)
-    if node_of(value) is not None or not isinstance(content, _CONTAINERS):
-        return value is old or (isinstance(value, PLAIN) and value == old)
-    if value is not old or len(content) != len(held):
+        return len(value) == len(old) and all(map(_is_same, value, old))
+    is_plain = node_of(value) is None and isinstance(value, PLAIN)
+    return value is old or (is_plain and value == old)
+
+
+def _has_same(container: Any, content: Any) -> bool:
+    """Whether a container holds the same objects as a copy of it; of dictionaries, in any order."""
+    if len(container) != len(content):
         return False
-    if isinstance(content, dict):
-        return all(k in held and held[k] is v for k, v in content.items())
-    return content == held if isinstance(content, set) else all(
-        map(lambda a, b: a is b, content, held)
-    )  # fmt: skip
+    if isinstance(container, dict):
+        return all(key in content and content[key] is item for key, item in container.items())
+    if isinstance(container, set):
+        return container == content
+    return all(map(operator.is_, container, content))
 
 
-def _is_traced(value: Any, content: Any) -> bool:
-    held = value if type(value) is tuple else content or ()
-    items = held.values() if isinstance(held, dict) else held
-    return (
-        isinstance(value, FakeTensor)
-        or node_of(value) is not None
-        or any(_is_traced(each, None) for each in items)
-    )
+def _is_traced(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, FakeTensor) or node_of(value) is not None:
+        return True
+    is_entered = isinstance(value, (tuple, *_CONTAINERS)) and depth <= _MAX_DEPTH
+    return is_entered and any(_is_traced(each, depth + 1) for each in _items(value))
 
 
-def _restore(kind: type | types.ModuleType, then: Attributes) -> None:
-    own = {key for key in then if _attribute(key) == key}
-    for key in _now(kind, then).keys() & vars(kind).keys() - own:
+def _restore(kind: type | types.ModuleType, then: Held) -> None:
+    for key in _values_now(kind, then).keys() - then.values.keys():
         delattr(kind, key)
-    for key, (value, content) in then.items():
-        if key in own and vars(kind).get(key) is not value:
+    for key, value in then.values.items():
+        if vars(kind).get(key) is not value:
             setattr(kind, key, value)
-        if content is not None and not _is_same((value, copy.copy(value)), (value, content)):
+    for _, value, content in then.contents:
+        if not _has_same(value, content):
             value.clear()
             (value.extend if isinstance(value, list | deque) else value.update)(content)
