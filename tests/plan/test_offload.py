@@ -97,7 +97,8 @@ def test_what_may_live_on_the_host_is_state_that_ops_alone_read() -> None:
     reader = Op(name="y", kind="aten.stack.default", inputs=(*names[:-1], "view 0"),
                 outputs=(tensor("y"),))  # fmt: skip
     loss = Op(name="loss", kind=LOSS_KIND, inputs=("y",),
-              arguments={"result": [{"state": ["returned", ("view 1",)]}]})  # fmt: skip
+              arguments={"result": [{"state": ["returned", ("view 1",)]}],
+                         "replaced": ["plain"]})  # fmt: skip
     graph = build_graph("states", [*map(source, names), *ops, reader, loss])
     assert [op.name for op in may_offload(graph)] == ["plain", "by a view"]
 

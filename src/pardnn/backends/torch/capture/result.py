@@ -19,7 +19,7 @@ import torch
 from pardnn.backends.torch.capture.numbers.containers import recorded_name
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites.undoing import record
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, storages_read
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.host_scalars import node_of
@@ -101,14 +101,13 @@ def recorded_result(
     return marked, structured(result, loss, kept, held), list(calls.values())
 
 
-def storages_read(tracer: Tracer, result: Any) -> set[Storage | None]:
+def storages_read_or_returned(tracer: Tracer, result: Any) -> set[Storage | None]:
     """Return the storages that a step reads, and those of the tensors that it returns."""
     returned: list[Any] = []
     structured(result, None, returned.append, {})
     values = (tracer.aliases.fresh_value(each) for each in returned
               if isinstance(each, torch.Tensor) and tracer.aliases.knows(each))  # fmt: skip
-    read = {storage for call in tracer.calls for storage, _ in call.reads}
-    return read | {value.storage for value in values}
+    return storages_read(tracer.calls) | {value.storage for value in values}
 
 
 def structured(

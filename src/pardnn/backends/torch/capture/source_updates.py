@@ -30,7 +30,7 @@ from pardnn.backends.torch.capture.to_graph import (
     live_calls,
     name_calls,
 )
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, storages_read
 from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph, is_in_group
 
@@ -52,7 +52,7 @@ def source_updates(
     passed = _passed_on(trace)
     calls_back = reversed(trace.tracer.calls)
     first_readers = {storage: call for call in calls_back for storage, _ in call.reads}
-    read = {*first_readers}
+    read = set[Storage | None](first_readers)
     hands_on = not changes_parameters(trace) and may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
@@ -74,7 +74,7 @@ def source_updates(
         copies = _copy_back(trace, source, value, passed.get(name, live))
         if copies and not is_written and source.parameter is None:
             trace.replaced.append(name)
-        read.update(storage for call in copies for storage, _ in call.reads)
+        read |= storages_read(copies)
         calls += copies
         calls += value.storage.writes
     return calls
@@ -210,7 +210,7 @@ def _zeroed(trace: StepTrace, source: Source) -> Call:
 
 def gradients_read(first: StepTrace) -> list[str]:
     """Return the gradients from before the first step to which the step adds its own."""
-    read = {storage for call in first.tracer.calls for storage, _ in call.reads}
+    read = storages_read(first.tracer.calls)
     return [
         name
         for name, source in first.sources.items()
@@ -252,7 +252,7 @@ def _templates(trace: StepTrace) -> set[str]:
     They belong to no model that still has to be initialised: `functional_call` replaces them.
     """
     found = {name for name, source in trace.sources.items() if is_on_meta(source.get())}
-    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    read = storages_read(trace.tracer.calls)
     return set() if any(trace.values[name].storage in read for name in found) else found
 
 

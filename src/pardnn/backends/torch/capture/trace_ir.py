@@ -7,7 +7,7 @@ version may have changed is stale: a call that reads its content takes the newes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,11 @@ class Call:
     sums: bool = False
     within: Sequence[Any] = ()
     name: str = ""
+
+
+def storages_read(calls: Iterable[Call]) -> set[Storage | None]:
+    """Return the storages whose content calls read."""
+    return {storage for call in calls for storage, _ in call.reads}
 
 
 class LazyGeometry(tuple[torch.Size, tuple[int, ...], int, torch.dtype]):

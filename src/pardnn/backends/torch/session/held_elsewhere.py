@@ -76,8 +76,9 @@ class Replaced:
     def _exchange(self, found: Sequence[Source], guards: Iterable[Guards | None]) -> None:
         slots = [slot._replace(path=()) for source in found for slot in source.slots]
         before = [slot.get() for slot in slots]
-        for source in found:
-            self._copy(source)
+        copies = {source.name: self._copied(source) for source in found}
+        ops = ((op, copy) for of, copy in copies.items() for op in self._ops[of])
+        self._data.exchange(dict(ops))
         exchanged = list(zip(before, (slot.get() for slot in slots), strict=True))
         for each in guards:
             if each is not None:
@@ -87,7 +88,8 @@ class Replaced:
                 other.detach()
         self._data.renew()
 
-    def _copy(self, source: Source) -> None:
+    def _copied(self, source: Source) -> torch.Tensor:
+        """Put a copy of a tensor into its places; return it."""
         old: torch.Tensor = source.get()
         new = torch.empty_strided(
             old.shape, old.stride(), dtype=old.dtype, device=old.device, pin_memory=old.is_pinned()
@@ -99,7 +101,7 @@ class Replaced:
         for slot in source.slots:
             slot.set(new)
         self._state.exchange(old, new)
-        self._data.exchange(dict.fromkeys(self._ops[source.name], new))
+        return new
 
 
 def _counts(source: Source) -> tuple[int, ...]:

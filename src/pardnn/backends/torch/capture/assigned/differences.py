@@ -31,7 +31,7 @@ from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled, is_flag
-from pardnn.backends.torch.capture.result import storages_read
+from pardnn.backends.torch.capture.result import storages_read_or_returned
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Storage
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -113,7 +113,7 @@ def assigned_values(
         return {}
     tracer = trace.tracer
     places, written = Places(objects, tracer), stores()
-    read = storages_read(tracer, trace.result)
+    read = storages_read_or_returned(tracer, trace.result)
     found = {n: each for n, each in found.items() if not _is_source(each, tracer, read)}
     return {
         name: each

@@ -7,7 +7,7 @@ from typing import Any
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.same_calls import traces_differ
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Value, storages_read
 from pardnn.backends.torch.ops.codec import literal
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import SOURCE_KINDS
@@ -37,7 +37,7 @@ def _used_calls(trace: StepTrace) -> list[Call]:
     """Return the calls of a step, without the sources that none of them uses."""
     calls = trace.tracer.calls[: trace.length]
     used = {value.storage for call in calls for value in (*call.inputs, *call.returns) if value}
-    used |= {storage for call in calls for storage, _ in call.reads}
+    used |= storages_read(calls)
     return [c for c in calls if c.kind not in SOURCE_KINDS or c.outputs[0].storage in used]
 
 

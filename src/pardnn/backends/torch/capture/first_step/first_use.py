@@ -37,7 +37,7 @@ from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_numbers
 from pardnn.backends.torch.capture.same_calls import comparable
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, storages_read
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
@@ -143,7 +143,7 @@ def without_first_value(
 
 def _replaced_unread(trace: StepTrace, names: Iterable[str]) -> set[str]:
     """Return the optimizer states that a step replaces without ever reading them."""
-    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    read = storages_read(trace.tracer.calls)
     found = set[str]()
     for name in names:
         source, value = trace.sources.get(name), trace.values.get(name)
