@@ -266,7 +266,12 @@ def given_a_gradient(i: int, args: tuple[Any, ...]) -> None:
         args[0].body.weight.grad = torch.ones(4, 4).double()
 
 
-CHANGES = [frozen, left_out, given_a_gradient]
+def reset(i: int, args: tuple[Any, ...]) -> None:
+    if i % 4 == 3:
+        args[1].zero_grad()
+
+
+CHANGES = [frozen, left_out, given_a_gradient, reset]
 
 
 @pytest.mark.parametrize("between", CHANGES)
