@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.errors import MismatchError, shown
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, span_bytes
 
 
 def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
@@ -29,7 +29,8 @@ def check_resident(op: Op, value: Any) -> None:
     """
     shape, dtype = shape_and_dtype(op)
     if isinstance(value, torch.Tensor):
-        is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
+        held = value.untyped_storage().nbytes()
+        is_real = not value.is_meta and held >= span_bytes(op.outputs[0])
         if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
             return
         found = (

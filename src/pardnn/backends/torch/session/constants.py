@@ -58,6 +58,10 @@ class Constants:
         """Whether there are none."""
         return not self._held
 
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether the graph contains the content of a tensor."""
+        return any(ref() is tensor for ref, *_ in self._held)
+
     def changes(self) -> Iterator[Change]:
         """Yield the constants whose content has changed.
 

@@ -6,14 +6,12 @@ raise the same error and continue with the variants that they have.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
 import json
-import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +38,9 @@ from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.same_changes import check_same_changes, telling_changes
 from pardnn.backends.torch.session.variants import Variant
-from pardnn.backends.torch.user_step.guards.item import VALUES, Change
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.held_numbers import NUMBERS, all_numbers, place
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
@@ -50,7 +49,7 @@ from pardnn.backends.torch.user_step.sources import (
     sources_of,
     tensor_names,
 )
-from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, error_from
+from pardnn.errors import MismatchError, PardnnError, RankError, error_from
 from pardnn.graph.file import fingerprint, graph_from_json, graph_to_json
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
@@ -138,9 +137,9 @@ class Maker:
         world, key = self._world, f" {number}" if number else ""
         if not self._is_first and self._decide is None:
             raise changed_values(changes)
-        with self._waiting(changes):
+        with telling_changes(world, "capturing again", changes):
             if not self._is_first:
-                self._compare(key, changes)
+                check_same_changes(world, key, changes)
             shared = self._shared(number, args, changes)
             binding = together(
                 world, f"bound{key}", lambda: Binding(self._step, args, shared.graph, world.device)
@@ -170,57 +169,6 @@ class Maker:
                 shared.constants, is_alone=world.size == 1, whole_of=self._state.whole_of
             ),
         )  # fmt: skip
-
-    @contextlib.contextmanager
-    def _waiting(self, changes: Sequence[Change]) -> Iterator[None]:
-        """Tell a rank that is stuck elsewhere why this one waits."""
-        world, before = self._world, self._world.describe
-        text = told(changes)
-        if changes:
-            world.describe = lambda: {
-                "text": f"capturing again, since {text}", "waits_for": None, "messages": [],
-                "changed": text,
-            }  # fmt: skip
-        try:
-            yield
-        except (MismatchError, RankError, StuckError):
-            raise  # a rank that is stuck elsewhere may yet ask
-        except PardnnError:
-            world.describe = before
-            raise
-        world.describe = before
-
-    def _compare(self, key: str, changes: Sequence[Change]) -> None:
-        """Compare what has changed on all ranks."""
-        world = self._world
-        if world.store is None:
-            return
-        # Hooks are counted per process, including those of captures.
-        names = [re.sub(r"_hooks\.\d+", "_hooks", each.name) for each in changes[:20]]
-        mine = [
-            [name, _text(each.then), _text(each.now)]
-            for name, each in zip(names, changes, strict=False)
-        ]
-        try:
-            found = world.all_gather(f"changes{key}", [mine, told(changes)])
-        except StuckError as error:
-            late = error.details["missing"][0]
-            raise MismatchError(
-                f"rank {world.rank} saw that {told(changes)}; rank {late} did not, and made "
-                "another call.\nEvery rank has to make the same calls, with the same flags, "
-                "modes and shapes.",
-                code="E519",
-                details={"rank": world.rank, "peer": late},
-            ) from error
-        others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
-        if others:
-            raise MismatchError(
-                f"the ranks saw other changes: rank 0 that {found[0][1]}; rank {others[0]} that "
-                f"{found[others[0]][1]}.\nEvery rank has to make the same calls, with the same "
-                "flags, modes and shapes.",
-                code="E519",
-                details={"ranks": others},
-            )
 
     # Rank 0 captures and plans.
 
@@ -327,12 +275,6 @@ def _changed_numbers(
     names = tensor_names(sources_of(objects, batch_indices(args)))
     found = all_numbers(objects, names)
     return {name for name, (slot, _) in found.items() if place(slot) in places}
-
-
-def _text(value: Any) -> str:
-    """Return a text for a value, the same on every rank."""
-    is_tensor_kind = type(value).__name__ == "TensorKind"
-    return repr(value) if is_tensor_kind or isinstance(value, VALUES) else type(value).__name__
 
 
 def together(world: World, key: str, work: Callable[[], Any]) -> Any:

@@ -27,14 +27,16 @@ from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
-from pardnn.backends.torch.runtime.same_values import check_same_batch
+from pardnn.backends.torch.runtime.same_values import check_same_batch, check_same_state
 from pardnn.backends.torch.session.carried import check_carried
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.held_elsewhere import Replaced
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
+from pardnn.backends.torch.session.new_tensors import NewTensors
 from pardnn.backends.torch.session.rebound import KeptData, has_replaced
 from pardnn.backends.torch.session.reset_gradients import GradientsOf, gradients_of
+from pardnn.backends.torch.session.same_changes import check_same_changes, telling_changes
 from pardnn.backends.torch.session.settled import Settled
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.reached import unreached
@@ -128,7 +130,7 @@ class Variants:
         self.stale: set[str] = set()
         self._version = -1
         state.holds_for[first.number] = first.holds_for
-        self.num_made, self.num_moved = 1, 0
+        self.num_made, self.num_moved, self._num_taken = 1, 0, 0
         self.replaced: list[Change] = []
         self._settled: Settled | None = None
         self._notices = Notices(history.what, is_silent=state.world.rank != 0)
@@ -230,9 +232,9 @@ class Variants:
         self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
             undo = self._state.reset_gradients.arrange(variant.gradients)
-            if variant is self.current and undo is None:
-                continue
-            if next(variant.changes(batch), None) is None:
+            is_same = variant is self.current and undo is None
+            found = changes if is_same else list(variant.changes(batch))
+            if self._takes(variant, found, batch):
                 self.enter(variant)
                 return variant
             if undo is not None:
@@ -242,6 +244,26 @@ class Variants:
         moved = self.enter(variant)
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
+
+    def _takes(self, variant: Variant, changes: Sequence[Change], batch: Batch) -> bool:
+        """Whether a variant holds, with the new tensors that the user has put into its state."""
+        if not changes:
+            return True
+        program, binding = variant.executor.program, variant.binding
+        new = NewTensors(self._state, program, binding, variant.constants).accepted(changes, batch)
+        if new is None:
+            return False
+        self._num_taken += 1
+        key = f" taken {variant.number} {self._num_taken}"
+        with telling_changes(self._world, "taking new tensors", changes):
+            check_same_changes(self._world, key, changes)
+            unknown = [(n, x) for n, x in new.items() if self._state.held(x) is None]
+            check_same_state(self._world, unknown, is_random=False, key=key)
+        for each in self._known:
+            if each.binding.guards is not None:
+                each.binding.guards.accept([(change.then, change.now) for change in changes])
+        self._state.version += 1  # other steps have the old ones
+        return True
 
     def enter_widest(self) -> None:
         """Switch to the variant that reads most of the state; all ranks call it."""

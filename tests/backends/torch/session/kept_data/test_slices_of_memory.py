@@ -78,3 +78,22 @@ def test_a_view_of_a_parameter_put_in_place_of_state_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="shares its memory with model"):
         fast(x)
     fast.close()
+
+
+def test_state_may_be_expanded_from_fewer_elements() -> None:
+    def make() -> tuple[Any, tuple[Any, ...], Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        model.register_buffer("scale", torch.rand(3, 1, dtype=torch.float64).expand(3, 6))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model, optimizer, x):
+            optimizer.zero_grad()
+            loss = nn.functional.linear(x, model.weight * model.scale).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (model, optimizer, torch.randn(4, 6, dtype=torch.float64)), [model]
+
+    assert_leaves_as_eager(make)

@@ -1,0 +1,119 @@
+"""Tensors that the user replaces between two calls: `trainer.h = torch.zeros(4, 8)`.
+
+Problem: guards compare tensors by identity, since a graph reads the tensor that was there. A hidden
+state that each epoch begins with zeros would have each epoch captured.
+Idea: where the new tensor could have been there at capture, the graph holds for it. It is a plain
+one, of the same shape, type and strides, in all places of the old one, and shares its memory with
+nobody. The ranks take it as they take any tensor that they do not know.
+
+Complexity: O(state) where something else than the batch has changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.comm.wire_format import has_strides
+from pardnn.backends.torch.devices import empty_tensor, strides_of
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.input_checks import Batch, kind_of
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.session.constants import Constants
+from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.user_step.guards.item import Change, differ
+from pardnn.backends.torch.user_step.object_graph import attributes_of
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.graph.ir import Tensor
+
+
+class NewTensors:
+    """Tells whether a graph holds for tensors that the user has put in the places of its state.
+
+    Args:
+        state: What the ranks hold.
+        program: The program of the graph.
+        binding: The binding of its sources.
+        constants: The tensors whose content the graph contains.
+    """
+
+    def __init__(
+        self, state: LiveState, program: Program, binding: Binding, constants: Constants
+    ) -> None:
+        self._state, self._sources, self._constants = state, binding.sources, constants
+        live = {name: binding.sources[name].get() for name in program.state}
+        self._names = {id(x): name for name, x in live.items() if isinstance(x, torch.Tensor)}
+        self._counts = Counter(map(id, live.values()))
+        self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
+
+    def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, torch.Tensor] | None:
+        """Return the new tensors by name; None if anything else has changed, too.
+
+        Args:
+            changes: What differs from the values for which the graph holds.
+            batch: The batch of this call.
+        """
+        given, found = set(map(id, batch.tensors.values())), dict[str, torch.Tensor]()
+        for change in changes:
+            for old, new in _pairs(change.then, change.now):
+                name = self._names.get(id(new))
+                if name is None or id(new) in given or not self._is_alike(name, old, new):
+                    return None
+                found[name] = new
+        return found
+
+    def _is_alike(self, name: str, old: Any, new: Any) -> bool:
+        """Whether a graph that reads `old` holds for `new`, which is in the place of a source."""
+        source, held = self._sources[name], self._state.held(new)
+        if not isinstance(old, torch.Tensor) or self._counts[id(new)] > 1:
+            return False
+        if attributes_of(old) or attributes_of(new) or self._constants.has(old):
+            return False
+        if self._state.held(old) is None or self._state.shares_storage(old):
+            return False
+        if held is not None:  # put there for another step, or exchanged with another one
+            is_own = not self._state.shares_storage(new)
+            return is_own and _geometry(held.tensor) == _geometry(self._outputs[name])
+        is_here = old.device == new.device and _is_everywhere(source, new)
+        return is_here and _could_be(new, self._outputs[name])
+
+
+def _pairs(then: Any, now: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what differs in two values, item by item in tuples."""
+    if isinstance(then, tuple) and type(then) is type(now) and len(then) == len(now):
+        for pair in zip(then, now, strict=True):
+            yield from _pairs(*pair)
+    elif differ(now, then):
+        yield then, now
+
+
+def _is_everywhere(source: Source, tensor: torch.Tensor) -> bool:
+    try:
+        return source.parameter is None and all(slot.get() is tensor for slot in source.slots)
+    except (LookupError, AttributeError, TypeError):
+        return False
+
+
+def _could_be(tensor: torch.Tensor, output: Tensor) -> bool:
+    """Whether a tensor is like one of the graph, and shares its memory with nobody."""
+    if kind_of(tensor) != kind_of(empty_tensor(output, torch.device("meta"))):
+        return False
+    strides = strides_of(output)
+    if tensor.layout != torch.strided or not has_strides(tensor, strides):
+        return False
+    return _uses(tensor) == _OF_ONE
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, strides_of(tensor)
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+#: How often memory is used while one tensor holds it, and a question is asked.
+_OF_ONE = _uses(torch.empty(1))
