@@ -75,6 +75,33 @@ def test_gradients_live_between_calls(kind: str) -> None:
     assert found == [expected]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=1, momentum=0.5, weight_decay=1, nesterov=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9),
+    ],
+)
+def test_each_update_takes_the_graph_of_the_first(kind: Callable[..., Any]) -> None:
+    model, x, y = (each.double() for each in small())
+    optimizer = kind(model.parameters())
+
+    def step(model, optimizer, x, y, i):
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        if (i + 1) % EACH == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    fast = parallelize(
+        step, model, optimizer, x, y, 0, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+    )
+    losses(fast, x, y)
+    assert fast.captures == 2
+
+
 def test_ranks_hand_their_gradients_on() -> None:
     expected, found = beside_eager("left over", 2, random_plan)
     assert found == [expected, expected]

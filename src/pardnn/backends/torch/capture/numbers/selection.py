@@ -135,8 +135,8 @@ def narrowed(chosen: Selection, found: Iterable[Source]) -> Selection | None:
         return replace(chosen, tables=())
     inputs = [each for each in found if each.kind == "input" and each.name not in chosen.frozen]
     ints = {each.name for each in inputs if type(each.get()) is int}
-    if chosen.live and any(map(is_in_group, ints)):
-        return replace(chosen, frozen=chosen.frozen | {*filter(is_in_group, ints)})
+    if of_groups := {*filter(is_in_group, ints)}:
+        return replace(chosen, frozen=chosen.frozen | of_groups)
     if chosen.live:
         others = frozenset(name for name in chosen.frozen if not is_in_group(name))
         return replace(chosen.without_live(chosen.live), frozen=others)
