@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,33 @@ def test_a_freed_place_must_be_alone() -> None:
     del view
     assert torch.equal(arena.places["a"], arena.places["a"])
     arena.check_freed(["a"])
+
+
+@linux
+def test_another_thread_may_look_at_the_frames_that_had_a_place() -> None:
+    """A frame that somebody holds keeps its variables after its function has returned."""
+    arena, caller = Arena(), threading.get_ident()
+    arena.open(layout(2))
+    runs, seen = threading.Event(), threading.Event()
+
+    def look() -> None:
+        runs.wait(10)
+        frame = sys._current_frames()[caller]
+        seen.set()
+        time.sleep(0.1)
+        del frame
+
+    def work() -> None:
+        view = arena.places["a"].view(-1, 2)
+        runs.set()
+        assert seen.wait(10)
+        assert view.dim() == 2
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    work()
+    arena.check_freed(["a"])
+    thread.join()
 
 
 @linux
