@@ -69,8 +69,8 @@ from pardnn.backends.torch.capture.result import loss_of, named_result, recorded
 from pardnn.backends.torch.capture.source_updates import (
     left_over,
     ordered_live_calls,
-    replaced,
     source_updates,
+    tensor_notes,
     uncarried,
 )
 from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of, gradients_of_batch
@@ -368,7 +368,7 @@ class _Session:
         trace.choices.check([loss])
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
-        taken = granted(trace, chosen) | stepped(trace.schedules) | replaced(trace)
+        taken = granted(trace, chosen) | stepped(trace.schedules) | tensor_notes(trace, first)
         taken |= {"effects": named_result(told)} if (told := trace.effects.noted) else {}
         taken |= {"opening": True} if first is None else {}
         return graph_of(name, calls, loss, taken, accelerator_of(trace), named_result(result))

@@ -80,13 +80,20 @@ def source_updates(
     return calls
 
 
-def replaced(trace: StepTrace) -> dict[str, Any]:
-    """Return a note of the sources that `source_updates` found replaced by other tensors.
+def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
+    """Return notes of the graph on sources that are tensors.
 
-    Whoever still holds an old tensor finds the old content in it. Those that the step also writes
-    in place are left out: their holders see some of what it wrote.
+    Of those that `source_updates` found replaced by others: whoever still holds an old tensor finds
+    the old content in it. Those that the step also writes in place are left out, since their
+    holders see some of what it wrote. And of those that were the number 0 before the first step.
+
+    Args:
+        trace: The trace of the step that repeats.
+        first: That of the first step; None of a first step that is a graph of its own.
     """
-    return {"replaced": trace.replaced} if trace.replaced else {}
+    zeros = [name for name in (first.zeros if first else ()) if name in trace.sources]
+    notes = {"replaced": trace.replaced, "zeros": zeros}
+    return {key: names for key, names in notes.items() if names}
 
 
 def _mark_gradient(value: Value, live: Any, first: Call | None) -> None:

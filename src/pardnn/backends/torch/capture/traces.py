@@ -43,7 +43,7 @@ from pardnn.backends.torch.user_step.sources import (
     held_gradients,
     outside,
     registration,
-    settings_of,
+    setting_entries,
     sources_of,
     tensor_names,
 )
@@ -153,6 +153,10 @@ class Traces:
             restore(start)
             objects = self.objects()
 
+    def _settings(self, objects: ObjectGraph) -> dict[str, Any]:
+        held = setting_entries(objects, self.batch)
+        return {name: entry.value for name, entry in held.items()}
+
     def _traced_once(
         self,
         chosen: Selection,
@@ -186,7 +190,7 @@ class Traces:
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
         tracer.scalars.questions, tracer.aliases.caches = questions, self.caches
         tracer.flags = self.flags.asked
-        trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
+        trace = StepTrace(tracer, {}, {}, {}, self._settings(objects), None)
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         _add_sources(trace, tensors, placeholders, initial, objects)
         trace.gradients = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)

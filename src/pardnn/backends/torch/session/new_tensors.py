@@ -1,10 +1,12 @@
-"""Tensors that the user replaces between two calls: `trainer.h = torch.zeros(4, 8)`.
+"""Tensors that the user replaces between two calls: `trainer.h = torch.zeros(4, 8)`, `total = 0.0`.
 
 Problem: guards compare tensors by identity, since a graph reads the tensor that was there. A hidden
 state that each epoch begins with zeros would have each epoch captured.
 Idea: where the new tensor could have been there at capture, the graph holds for it. It is a plain
 one, of the same shape, type and strides, in all places of the old one, and shares its memory with
-nobody. The ranks take it as they take any tensor that they do not know.
+nobody. The ranks take it as they take any tensor that they do not know. So do they take the number
+0, if the graph was captured while that was in the place: to `self.total += loss.detach()`, a tensor
+of zeros is the same.
 
 Complexity: O(state) where something else than the batch has changed.
 """
@@ -25,6 +27,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change, differ
+from pardnn.backends.torch.user_step.held_numbers import is_zero, place
 from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.graph.ir import Tensor
@@ -48,22 +51,39 @@ class NewTensors:
         self._names = {id(x): name for name, x in live.items() if isinstance(x, torch.Tensor)}
         self._counts = Counter(map(id, live.values()))
         self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
+        zeros = (binding.sources[name] for name in program.whole.step_notes.get("zeros", ()))
+        self._zeros = {place(source.slots[0]): source.name for source in zeros}
 
-    def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, torch.Tensor] | None:
-        """Return the new tensors by name; None if anything else has changed, too.
+    def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, Any] | None:
+        """Return the new tensors, and numbers 0, by name; None if anything else has changed, too.
 
         Args:
             changes: What differs from the values for which the graph holds.
             batch: The batch of this call.
         """
-        given, found = set(map(id, batch.tensors.values())), dict[str, torch.Tensor]()
+        given, found = set(map(id, batch.tensors.values())), dict[str, Any]()
         for change in changes:
+            if is_zero(change.now) and change.place in self._zeros:
+                found[self._zeros[change.place]] = change.now
+                continue
             for old, new in _pairs(change.then, change.now):
                 name = self._names.get(id(new))
                 if name is None or id(new) in given or not self._is_alike(name, old, new):
                     return None
                 found[name] = new
         return found
+
+    def exchanged(self, changes: Sequence[Change]) -> list[tuple[Any, Any]]:
+        """Return what guards held, and what they find once the graph has taken its state.
+
+        Args:
+            changes: Those that were accepted.
+        """
+        return [(each.then, self._now(each)) for each in changes]
+
+    def _now(self, change: Change) -> Any:
+        name = self._zeros.get(change.place) if is_zero(change.now) else None
+        return change.now if name is None else self._sources[name].get()
 
     def _is_alike(self, name: str, old: Any, new: Any) -> bool:
         """Whether a graph that reads `old` holds for `new`, which is in the place of a source."""

@@ -234,8 +234,12 @@ class Variants:
             undo = self._state.reset_gradients.arrange(variant.gradients)
             is_same = variant is self.current and undo is None
             found = changes if is_same else list(variant.changes(batch))
-            if self._takes(variant, found, batch):
+            new = self._taken(variant, found, batch)
+            if new is not None:
                 self.enter(variant)
+                for each in (x.binding.guards for x in self._known if found):
+                    if each is not None:
+                        each.accept(new.exchanged(found))
                 return variant
             if undo is not None:
                 undo()
@@ -245,25 +249,21 @@ class Variants:
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
 
-    def _takes(self, variant: Variant, changes: Sequence[Change], batch: Batch) -> bool:
-        """Whether a variant holds, with the new tensors that the user has put into its state."""
-        if not changes:
-            return True
-        program, binding = variant.executor.program, variant.binding
-        new = NewTensors(self._state, program, binding, variant.constants).accepted(changes, batch)
-        if new is None:
-            return False
-        self._num_taken += 1
-        key = f" taken {variant.number} {self._num_taken}"
-        with telling_changes(self._world, "taking new tensors", changes):
-            check_same_changes(self._world, key, changes)
-            unknown = [(n, x) for n, x in new.items() if self._state.held(x) is None]
-            check_same_state(self._world, unknown, is_random=False, key=key)
-        for each in self._known:
-            if each.binding.guards is not None:
-                each.binding.guards.accept([(change.then, change.now) for change in changes])
-        self._state.version += 1  # other steps have the old ones
-        return True
+    def _taken(
+        self, variant: Variant, changes: Sequence[Change], batch: Batch
+    ) -> NewTensors | None:
+        """Return the new tensors with which a variant holds; None if it does not hold."""
+        new = NewTensors(self._state, variant.executor.program, variant.binding, variant.constants)
+        found = new.accepted(changes, batch)
+        if found is not None and changes:
+            self._num_taken += 1
+            key = f" taken {variant.number} {self._num_taken}"
+            with telling_changes(self._world, "taking new tensors", changes):
+                check_same_changes(self._world, key, changes)
+                unknown = [(n, x) for n, x in found.items() if self._state.held(x) is None]
+                check_same_state(self._world, unknown, is_random=False, key=key)
+            self._state.version += 1  # other steps have the old ones
+        return None if found is None else new
 
     def enter_widest(self) -> None:
         """Switch to the variant that reads most of the state; all ranks call it."""

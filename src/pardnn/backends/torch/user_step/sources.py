@@ -16,7 +16,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from pardnn.backends.torch.user_step.held_numbers import StateOwner, state_owners, with_tensor_names
+from pardnn.backends.torch.user_step.held_numbers import (
+    StateOwner,
+    is_zero,
+    named_places,
+    state_owners,
+    with_tensor_names,
+)
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, holds_state, walk_objects
 from pardnn.backends.torch.user_step.slots import Entry, Slot, set_gradient
 from pardnn.errors import UnsupportedError
@@ -224,18 +230,8 @@ def _place(slot: Slot | None) -> tuple[Any, ...] | None:
     return None if slot is None else (id(slot.holder), slot.key, slot.path)
 
 
-def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
-    """Return the plain values on which a graph may rely, by name: flags, counts and texts.
-
-    Args:
-        objects: The object graph of the step.
-        batch: Indices of the arguments that are the batch.
-    """
-    return {name: entry.value for name, entry in setting_entries(objects, batch).items()}
-
-
 def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Entry]:
-    """Return where the values of `settings_of` are held, by name.
+    """Return where plain values are held on which a graph may rely: flags, counts and texts.
 
     Args:
         objects: The object graph of the step.
@@ -361,7 +357,8 @@ def _missing(
     wanted = [name for name in ops if name not in existing]
     parameters = {source.name: source for source in found if source.kind == "parameter"}
     made: dict[str, Source] = {}
-    stateful = walk_objects(step, list(args)).stateful
+    objects = walk_objects(step, list(args))
+    stateful = objects.stateful
     for entry in stateful:
         if isinstance(entry.value, torch.nn.Module):
             for name in wanted:
@@ -379,6 +376,9 @@ def _missing(
             shared = {n: key for n, key in of_all.items() if key != n and "." not in key}
             slots = {n: Slot(entry.value.state, key) for n, key in shared.items()}
             made |= {n: Source(n, "state", (slot,)) for n, slot in slots.items()}
+    for name, slot, value in named_places(objects):
+        if name in ops and name not in made and is_zero(value):
+            made[name] = Source(name, "buffer", (slot,))
     return [made[op.name] for op in graph.ops if op.name in made]
 
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
+from pardnn.backends.torch.capture.first_step.numbering import Numbering
+from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.assigned.contents import Leaf
-from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
+from pardnn.backends.torch.capture.first_step.numbering import Numbering
+from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace
 from pardnn.backends.torch.capture.numbers.effects import told_numbers
 from pardnn.backends.torch.capture.numbers.failing_way import of_a_check
 from pardnn.backends.torch.capture.numbers.first_numbers import IN_A_CONTAINER, Numbers

@@ -8,7 +8,7 @@ is the state's `initial`; if it copies a parameter or buffer, that source is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ FUSED_SGD = "aten._fused_sgd_.default"
 
 
 def initial_values(
-    tracer: Tracer, created: Iterable[Source], objects: ObjectGraph
+    tracer: Tracer, created: Iterable[Source], objects: ObjectGraph, zeros: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the initial value of each tensor that the first step created and others find.
 
@@ -44,6 +44,7 @@ def initial_values(
         tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         objects: The object graph after it.
+        zeros: Names of places that held the number 0 before it.
 
     Returns:
         The number that fills each tensor, or {"copy_of": source}, by source name; and why others
@@ -63,7 +64,9 @@ def initial_values(
         elif found is None and is_copied_gradient(value):
             reason = _momentum_reason(source, objects)
             found = None if reason else MOMENTUM_INITIAL
-        if source.kind == "buffer" and not is_of_a_module(source, objects):
+        if source.name in zeros:
+            found = 0.0  # `self.total += loss.detach()`
+        elif source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
         if source.kind == "state" and source.parameter is None and len(source.slots) > 1:
             found, reason = None, "is in several places of the optimizer's state"

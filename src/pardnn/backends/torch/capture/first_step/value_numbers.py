@@ -7,7 +7,8 @@ Idea: the content of a storage is numbered by how it was computed: kind, argumen
 inputs. A source is numbered by its name, a state that the first step creates by its initial value.
 A copy has the number of its original. Small tensors of known numbers are computed, and so is what
 Python computes from them. In addition there are the identities on which initial values rely: 0 + x
-is x, a positive number times 0 is 0, and a choice between two equal numbers is that number.
+and x + 0 are x, a positive number times 0 is 0, and a choice between two equal numbers is that
+number.
 
 Complexity: O(calls), and the length of their arguments.
 
@@ -30,6 +31,7 @@ from pardnn.backends.torch.capture.first_step.initial_state import (
     FUSED_SGD,
     MOMENTUM_INITIAL,
 )
+from pardnn.backends.torch.capture.first_step.numbering import MAX_KNOWN, Numbering
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import (
     ITEM,
@@ -41,65 +43,11 @@ from pardnn.backends.torch.capture.trace_ir import (
 )
 from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances, literal
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
+from pardnn.backends.torch.user_step.held_numbers import is_zero
 from pardnn.graph.ir import SOURCE_KINDS
 
-#: Tensors up to so many elements are computed if everything they depend on is known.
-_MAX_KNOWN = 16
 _COPIES = ("clone", "_to_copy", "copy_")
 _ADDITIONS, _PRODUCTS = ("add", "add_"), ("mul", "mul_")
-
-
-class Numbering:
-    """The numbers of two or more traces."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._known: dict[int, torch.Tensor] = {}
-        self._zeros: set[int] = set()
-        self._alike: dict[tuple[int, int], int] = {}
-
-    def of(self, *key: Any) -> int:
-        """Return the number for a key."""
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def of_known(self, tensor: torch.Tensor) -> int:
-        """Return the number of a small tensor whose content is known."""
-        number = self.of("known", tensor.dtype, tensor.shape, repr(tensor.tolist()))
-        if number not in self._known:
-            self._known[number] = tensor
-            if not tensor.any():
-                self._zeros.add(number)
-        return number
-
-    def of_fill(self, filled: float, dtype: torch.dtype, shape: torch.Size) -> int:
-        """Return the number of a tensor that is filled with one number."""
-        if shape.numel() <= _MAX_KNOWN:
-            with _disable_current_modes():
-                return self.of_known(torch.full(shape, filled, dtype=dtype))
-        number = self.of("fill", repr(float(filled)), dtype, shape)
-        if filled == 0:
-            self._zeros.add(number)
-        return number
-
-    def of_output(self, call: int, index: int, alike: int) -> int:
-        """Return the number of an output of a call.
-
-        Args:
-            call: Number of the call.
-            index: The index of the output.
-            alike: Number of an earlier output that is the same tensor; fake kernels show it only
-                once.
-        """
-        alike = self._alike.setdefault((call, index), alike)
-        return self.of("output", call, alike)
-
-    def known(self, number: int) -> torch.Tensor | None:
-        """Return the content of a small tensor; None if it is not known."""
-        return self._known.get(number)
-
-    def is_zero(self, number: int) -> bool:
-        """Whether all elements of a tensor are known to be 0 or -0."""
-        return number in self._zeros
 
 
 class NumberedTrace:
@@ -199,7 +147,7 @@ class NumberedTrace:
         shape, _, _, dtype = value.geometry
         start = self._starts.get(call.name)
         if call.kind == "constant":
-            if shape.numel() <= _MAX_KNOWN:
+            if shape.numel() <= MAX_KNOWN:
                 content = numbering.of_known(constant_content(call))
             else:
                 content = numbering.of("constant", repr(call.arguments))
@@ -299,7 +247,7 @@ class NumberedTrace:
     def _simple(
         self, name: str, args: list[Any], kwargs: dict[str, Any], target: Value
     ) -> int | None:
-        """Return the number of a fill, a copy, or a sum or product with zeros; None for other ops.
+        """Return the number of a fill, a copy, or a sum or product with zeros; None of other ops.
 
         Args:
             name: The name of the op.
@@ -324,19 +272,40 @@ class NumberedTrace:
             copied = tensors[-1]
             is_alike = copied.geometry is not None and copied.geometry[0] == shape
             return self._copied(self._tensor(copied), copied, dtype) if is_alike else None
-        if not operands or not tensors or tensors[0] is not operands[0]:
-            return None
-        left = self._tensor(tensors[0])
-        if not self._numbering.is_zero(left) or len(operands) != 2:
-            return None
-        other = operands[1]
-        if name in _ADDITIONS and len(tensors) == 2:
-            is_alike = other.geometry[0] == shape and other.geometry[3] == dtype
-            is_plain = self._key(kwargs.get("alpha", 1)) in ("1", "1.0")
-            return self._tensor(other) if is_alike and is_plain else None
-        if name in _PRODUCTS and len(tensors) == 1:
+        is_of_two = len(operands) == 2 and bool(tensors) and tensors[0] is operands[0]
+        if is_of_two and name in _ADDITIONS:
+            alpha = self._key(kwargs.get("alpha", 1))
+            return self._sum(tensors[0], operands[1], target, is_plain=alpha in ("1", "1.0"))
+        if is_of_two and name in _PRODUCTS and len(tensors) == 1:
+            other = operands[1]
             factor = self._scalar(other) if isinstance(other, Value) else other
-            return left if isinstance(factor, int | float) and factor > 0 else None
+            zeros = self._tensor(tensors[0])
+            is_kept = isinstance(factor, int | float) and factor > 0
+            return zeros if is_kept and self._numbering.is_zero(zeros) else None
+        return None
+
+    def _sum(self, left: Value, right: Any, target: Value, *, is_plain: bool) -> int | None:
+        """Return the number of a sum of which one term is zero; None of any other.
+
+        Args:
+            left: A tensor.
+            right: A tensor or number.
+            target: What the sum is written to.
+            is_plain: Whether the second term has no factor.
+        """
+        assert left.geometry is not None
+        assert target.geometry is not None
+        if is_zero(right):
+            return self._copied(self._tensor(left), left, target.geometry[3])
+        if not isinstance(right, Value) or right.geometry is None:
+            return None
+        shape, _, _, dtype = target.geometry
+        numbers = self._tensor(left), self._tensor(right)
+        for term, number, other in ((left, numbers[0], numbers[1]), (right, *numbers[::-1])):
+            assert term.geometry is not None
+            is_alike = (term.geometry[0], term.geometry[3]) == (shape, dtype)
+            if self._numbering.is_zero(other) and is_alike and (is_plain or term is left):
+                return number
         return None
 
     def _computed(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> bool:
@@ -344,7 +313,7 @@ class NumberedTrace:
         if call.random or "empty" in call.kind or not call.kind.startswith("aten."):
             return False
         values = [*call.outputs, *call.mutated]
-        if any(v.geometry is None or v.geometry[0].numel() > _MAX_KNOWN for v in values):
+        if any(v.geometry is None or v.geometry[0].numel() > MAX_KNOWN for v in values):
             return False
         if any(value.device != "cpu" for value in values):
             return False
