@@ -25,6 +25,7 @@ from pardnn.backends.torch.capture.assigned.large_contents import large_contents
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
 from pardnn.backends.torch.capture.choices.flags import Flags
 from pardnn.backends.torch.capture.fake_cache import FakeCache
+from pardnn.backends.torch.capture.first_step.batch_numbers import BatchNumbers, batch_numbers
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, first_difference
 from pardnn.backends.torch.capture.first_step.first_use import (
     NOTHING_KEPT,
@@ -33,8 +34,6 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     changed_tensors,
     check_lasting,
     created_tensors,
-    is_made_of_constants,
-    new_caches,
     without_first_value,
 )
 from pardnn.backends.torch.capture.first_step.opening import (
@@ -56,7 +55,6 @@ from pardnn.backends.torch.capture.numbers.selection import (
     check_constants,
     first_selection,
     granted,
-    narrowed,
     reconsidered,
     restarted,
     tell_numbers,
@@ -140,6 +138,7 @@ def capture_step(
     filled: Collection[str] = (),
     live: Collection[str] = (),
     flags: Collection[str] = (),
+    given: BatchNumbers | None = None,
 ) -> Captured:
     """Capture a step, including one whose tensors are sharded over ranks.
 
@@ -153,6 +152,7 @@ def capture_step(
         filled: Names of containers that other paths of the same step only fill.
         live: Names of numbers of objects that change between calls; inputs if it reads them.
         flags: Names of buffers that other paths of the same step treat as constants.
+        given: Numbers 0 in whose places the batch now has tensors.
 
     Raises:
         PardnnError: As `capture` does.
@@ -164,7 +164,7 @@ def capture_step(
     mode = fake_mode_of(entry.value for entry in original.tensors)
     taken = Flags(original, batch, whole_of, flags)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders, taken)
-    session = _Session(traces, original, must_train, has_loss, frozenset(live))
+    session = _Session(traces, original, must_train, has_loss, frozenset(live), given)
     with (
         generators_restored(), collector_paused(), access_allowed(),
         class_attributes_restored(original),
@@ -172,11 +172,18 @@ def capture_step(
         try:
             return session.noted(session.captured(name or getattr(step, "__name__", "step")))
         except PardnnError as error:
-            raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
+            found = batch_numbers(error, session.first, original, batch)
+            if found is None or given is not None:
+                raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.note_caches()  # also of a first step that alone calls a cached function
             traces.clear_caches()
             restore(original.contents)
+    with found.replaced():
+        return capture_step(
+            step, args, name=name, whole_of=whole_of, must_train=must_train, has_loss=has_loss,
+            filled=filled, live=live, flags=flags, given=found,
+        )  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -189,6 +196,7 @@ class _Session:
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
         live: Names of numbers of objects that change between calls.
+        given: Numbers 0 in whose places the batch has tensors.
         first: Trace of the first step.
         repeated: Traces the step that was captured again, and such a trace and where it began.
     """
@@ -198,6 +206,7 @@ class _Session:
     must_train: bool
     has_loss: bool
     live: frozenset[str]
+    given: BatchNumbers | None = None
     first: StepTrace | None = None
     repeated: Any = None
 
@@ -252,7 +261,7 @@ class _Session:
                     if not assignments.is_settled(trace, settled, again):
                         continue
                     irregular = without_first_value(first, trace, initial, irregular)
-                    difference = first_difference(first, trace, irregular, numbers)
+                    difference = first_difference(first, trace, irregular, numbers, self.given)
                     if difference and assignments.unkeep(constants.values, settled):
                         constants = NOTHING_KEPT
                         continue
@@ -266,7 +275,7 @@ class _Session:
                     continue
                 restore(settled.contents)
                 other = restarted(chosen, numbers) if isinstance(error, UserCodeError) else None
-                other = other or self._otherwise(error, chosen, first)
+                other = other or self.traces.otherwise(error, chosen, first)
             chosen = other
             restore(settled.contents)
         raise changed_state(sorted(chosen.held))
@@ -282,16 +291,6 @@ class _Session:
         self.traces.keep_cached()
         found = gradients_of_batch(trace), trace.tracer.constants(), self.traces.flags.taken
         return Captured(graph, tuple(left), {}, chosen.live, *found)
-
-    def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
-        """Return the selection to try after a trace has failed; raise its error if none is left."""
-        caches = new_caches(self.traces.mode, self.traces.caches)
-        if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
-            raise error
-        other = chosen if caches else narrowed(chosen, self.traces.sources())
-        if other is None:
-            raise error
-        return other
 
     def _again(
         self, chosen: Selection, initial: dict[str, Any], constants: KeptTensors, trace: StepTrace
@@ -337,6 +336,7 @@ class _Session:
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
         first.filled = self.traces.recorders.take_filled(first.stood_for)
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
+        first.zeros = sorted({*first.zeros, *(self.given.changes if self.given else ())})
         defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}
         assignments, settled = Assignments(first, kept, self.traces.objects), self.traces.objects()

@@ -16,11 +16,12 @@ from pardnn.backends.torch.capture.first_step.cached_tensors import Made, check_
 from pardnn.backends.torch.capture.first_step.first_use import (
     NOTHING_KEPT,
     KeptTensors,
+    is_made_of_constants,
     new_caches,
 )
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
-from pardnn.backends.torch.capture.numbers.selection import Selection
+from pardnn.backends.torch.capture.numbers.selection import Selection, narrowed
 from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
@@ -47,7 +48,7 @@ from pardnn.backends.torch.user_step.sources import (
     sources_of,
     tensor_names,
 )
-from pardnn.errors import UnsupportedError, UserCodeError
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 
 
 @dataclass(repr=False)
@@ -152,6 +153,16 @@ class Traces:
             questions = questions.learned(error)
             restore(start)
             objects = self.objects()
+
+    def otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
+        """Return the selection to try after a trace has failed; raise its error if none is left."""
+        caches = new_caches(self.mode, self.caches)
+        if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
+            raise error
+        other = chosen if caches else narrowed(chosen, self.sources())
+        if other is None:
+            raise error
+        return other
 
     def _settings(self, objects: ObjectGraph) -> dict[str, Any]:
         held = setting_entries(objects, self.batch)

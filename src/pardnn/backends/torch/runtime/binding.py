@@ -14,6 +14,7 @@ from pardnn.backends.torch.devices import one_element
 from pardnn.backends.torch.ops.host_memory import new_state, on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
+from pardnn.backends.torch.runtime.batch_zeros import BatchZeros
 from pardnn.backends.torch.runtime.failures import naming_what_is_made_whole
 from pardnn.backends.torch.runtime.filled_containers import filled_names, rebind
 from pardnn.backends.torch.runtime.granted_values import GrantedValues
@@ -21,6 +22,7 @@ from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.input_checks import (
     Batch,
     BatchTensors,
+    check_sources,
     granted_settings,
     is_number,
     unlike_batch,
@@ -76,6 +78,8 @@ class Binding:
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
+        self._zeros = BatchZeros(graph, device)
+        self.put_zeros(self.example())
         found = outside(filled_names(graph), sources(step, args, graph))
         self.sources = {source.name: source for source in found}
         self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
@@ -84,7 +88,7 @@ class Binding:
         }
         self._passed = [name for name in self.sources if self._is_of_batch(name)]
         self._host = HostNumbers(step, args, graph, self.sources)
-        self._check(graph)
+        check_sources(graph, self.sources)
         numbers = [op for op in graph.ops if op.kind == "input" and is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not is_number(op)]
         self._of_batch = [op.name for op in self._tensors if self._is_of_batch(op.name)]
@@ -100,18 +104,6 @@ class Binding:
         # Settings of the batch are guarded with it.
         settings = [each for each in granted if each[1].argument not in self._batch]
         self._granted = GrantedValues(numbers, self._host, settings)
-
-    def _check(self, graph: Graph) -> None:
-        wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
-        missing = [op for op in wanted if op.name not in self.sources]
-        if missing:
-            raise MismatchError(
-                f"the graph was captured from another step: {missing[0].kind} "
-                f"{shown(missing[0].name)} is not in this step's arguments ({len(missing)} "
-                "such).\nCapture and plan this step again.",
-                code="E505",
-                details={"missing": [op.name for op in missing[:20]]},
-            )
 
     def stateful(self) -> list[Entry]:
         """Return the models, optimizers, schedulers and gradient scalers that the step reaches."""
@@ -275,6 +267,15 @@ class Binding:
     def example(self) -> tuple[Any, ...]:
         """Return the example batch: the arguments that are neither model nor optimizer."""
         return tuple(self._args[i] for i in self._batch)
+
+    @property
+    def zeros_of_batch(self) -> frozenset[str]:
+        """Names of tensors of the batch in whose places the number 0 may be."""
+        return self._zeros.names
+
+    def put_zeros(self, batch: Sequence[Any]) -> None:
+        """Put tensors in the places of `zeros_of_batch` where a batch has the number 0."""
+        self._zeros.put([(self._names[i], arg) for i, arg in zip(self._batch, batch, strict=True)])
 
     def example_values(self) -> dict[str, Any]:
         """Return the live tensors of the example batch by name."""

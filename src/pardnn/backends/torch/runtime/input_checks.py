@@ -21,6 +21,24 @@ def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]
     return output.shape, dtype if isinstance(dtype, torch.dtype) else None
 
 
+def check_sources(graph: Graph, known: Collection[str]) -> None:
+    """Check that a step has the sources of its graph, by name.
+
+    Raises:
+        MismatchError: E505, naming the first that it lacks.
+    """
+    wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
+    missing = [op for op in wanted if op.name not in known]
+    if missing:
+        raise MismatchError(
+            f"the graph was captured from another step: {missing[0].kind} "
+            f"{shown(missing[0].name)} is not in this step's arguments ({len(missing)} "
+            "such).\nCapture and plan this step again.",
+            code="E505",
+            details={"missing": [op.name for op in missing[:20]]},
+        )
+
+
 def check_resident(op: Op, value: Any) -> None:
     """Check that a resident value exists, and has data and the shape and type of its op.
 

@@ -51,7 +51,8 @@ class NewTensors:
         self._names = {id(x): name for name, x in live.items() if isinstance(x, torch.Tensor)}
         self._counts = Counter(map(id, live.values()))
         self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
-        zeros = (binding.sources[name] for name in program.whole.step_notes.get("zeros", ()))
+        noted = program.whole.step_notes.get("zeros", ())
+        zeros = [binding.sources[name] for name, *_ in noted if name in program.state]
         self._zeros = {place(source.slots[0]): source.name for source in zeros}
 
     def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, Any] | None:
@@ -66,7 +67,10 @@ class NewTensors:
             if is_zero(change.now) and change.place in self._zeros:
                 found[self._zeros[change.place]] = change.now
                 continue
-            for old, new in _pairs(change.then, change.now):
+            pairs = [*_pairs(change.then, change.now)]
+            if not pairs:  # something else than a value, such as whether there is one
+                return None
+            for old, new in pairs:
                 name = self._names.get(id(new))
                 if name is None or id(new) in given or not self._is_alike(name, old, new):
                     return None

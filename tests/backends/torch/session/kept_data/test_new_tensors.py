@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.session.new_tensors import NewTensors
+from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
@@ -192,3 +194,21 @@ def test_ranks_cannot_put_different_tensors_there() -> None:
     assert {outcome.code for outcome in on_ranks(2, [column], [buffer])} == {"E519"}
     other: Event = lambda trainer: setattr(trainer, "weight", torch.zeros(3, 1))  # noqa: E731
     assert {outcome.code for outcome in on_ranks(2, [column], [other])} == {"E518"}
+
+
+def test_what_shows_no_other_value_is_a_change_all_the_same() -> None:
+    """Such as whether a batch has an item, which may be None."""
+
+    def body(_rank: int, path: str) -> Any:
+        connect(0, 1, path, 20).close()
+        trainer = Trainer()
+        fast = parallelize(trainer.step, batch(0), decide=scattered, timeout=20, device="cpu")
+        fast(batch(0))
+        variants, current = fast._variants, fast._variants.current
+        of = current.executor.program, current.binding, current.constants
+        new = NewTensors(variants._state, *of)
+        given = current.binding.read([batch(0)])
+        found = new.accepted([Change("item", None, None)], given), new.accepted([], given)
+        return [each is None for each in found]
+
+    assert run_ranks(1, body)[0].value == [True, False]

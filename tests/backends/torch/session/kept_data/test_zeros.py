@@ -184,3 +184,39 @@ def test_zeros_that_no_capture_has_seen_are_captured() -> None:
     (outcome,), (expected,) = run_ranks(1, body), run_ranks(1, wanted)
     assert outcome.status == 0, outcome.error
     assert outcome.value == [expected.value, 2]
+
+
+@pytest.mark.parametrize("size", long_but([2], [1, 2]))
+def test_a_batch_may_hold_them(size: int) -> None:
+    def step_of(trainer: Trainer) -> Callable[..., Any]:
+        def step(x: torch.Tensor, meter: Meter, sums: dict[str, Any]) -> torch.Tensor:
+            out, loss = trainer.trained(x)
+            meter.update(loss.detach(), len(x))
+            sums["loss"] += loss.detach()
+            sums["last"] = out
+            return loss
+
+        return step
+
+    def trained(run: Callable[..., Any], meter: Meter) -> list[Any]:
+        found, sums = [], dict[str, Any]()
+        for i in range(7):
+            if i % 3 == 0:
+                meter.reset()
+                sums = {"loss": 0.0, "last": 0}
+            run(batch(i), meter, sums)
+            held = meter.sum, meter.value, sums["loss"], sums["last"]
+            found.append([*map(_plain, held), meter.count])
+        return found
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, size, path, 20).close()
+        meter, step = Meter(), step_of(Trainer())
+        given = batch(0), meter, {"loss": 0.0, "last": 0}
+        fast = parallelize(step, *given, decide=scattered, timeout=20, device="cpu")
+        return trained(fast, meter), fast.captures
+
+    wanted = trained(step_of(Trainer()), Meter())
+    for outcome in run_ranks(size, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == [wanted, 1]

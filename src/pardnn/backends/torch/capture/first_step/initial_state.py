@@ -64,7 +64,7 @@ def initial_values(
         elif found is None and is_copied_gradient(value):
             reason = _momentum_reason(source, objects)
             found = None if reason else MOMENTUM_INITIAL
-        if source.name in zeros:
+        if source.name in zeros and source.kind != "input":
             found = 0.0  # `self.total += loss.detach()`
         elif source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
