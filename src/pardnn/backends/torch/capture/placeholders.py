@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.tensor_questions import through_earlier_steps
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, attributes_of
 from pardnn.backends.torch.user_step.sources import (
     Source,
@@ -61,6 +62,19 @@ def placeholder(
         mark_on_meta(fake)
     _copy_hooks(tensor, fake)
     return fake
+
+
+class _Earlier(torch.autograd.Function):
+    """Stands for what made a tensor before the step: the backward pass must not get there."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: FakeTensor, name: str) -> Any:
+        ctx.name = name
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        raise through_earlier_steps(ctx.name)
 
 
 def _empty_like(
@@ -127,7 +141,10 @@ def insert_placeholders(
     for source in sources:
         live = source.get()
         if isinstance(live, torch.Tensor):
-            fake = made[source.name] = placeholder(live, mode, whole_of(live))
+            fake = placeholder(live, mode, whole_of(live))
+            if not live.is_leaf:  # as it is to the user's code: `self.total += loss`
+                fake = _Earlier.apply(fake, source.name)
+            made[source.name] = fake
             by_id.setdefault(id(live), fake)
             mark_places(fake, source.slots)
             pairs.append((live, fake))

@@ -24,11 +24,12 @@ from pardnn.backends.torch.user_step.code_names import (
     is_library_frame,
     names_in,
     object_question,
+    users_line,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.backends.torch.user_step.used_names import used_names
-from pardnn.errors import UnsupportedError
+from pardnn.errors import UnsupportedError, shown
 
 _METHODS = (
     "_is_view", "data_ptr", "is_conj", "is_inference", "is_neg", "is_pinned", "is_shared",
@@ -145,3 +146,18 @@ def given_tensor(name: str, what: str, instead: str) -> UnsupportedError:
         instead: What to pass.
     """
     return UnsupportedError(f"{name!r} {what}.\nPass {instead} instead.", details={"tensor": name})
+
+
+def through_earlier_steps(name: str) -> UnsupportedError:
+    """Return E807: a backward pass that goes on into the step before.
+
+    Args:
+        name: The name of the tensor through which it goes.
+    """
+    return UnsupportedError(
+        f"the backward pass{users_line()} goes on through {shown(name)} into the step before,\n"
+        "which computed that from tensors that require gradients. The graph begins with this step.\n"
+        "Cut it where the tensor is kept: self.hidden = hidden.detach().",
+        code="E807",
+        details={"tensor": name},
+    )
