@@ -39,6 +39,7 @@ from pardnn.backends.torch.checkpoint.saving import (
 )
 from pardnn.backends.torch.checkpoint.state_dicts import (
     export,
+    gathered_settings,
     gathered_state_dicts,
     scatter_state_dicts,
 )
@@ -243,13 +244,13 @@ class TrainingState:
         return list(self._binding.sources.values())
 
     def _manifest(self, extra: Any) -> Manifest:
-        plan = self.program.plan
+        plan, settings = self.program.plan, gathered_settings(self._binding, self._exchange())
         return Manifest(
             step=self.steps,
             tensors=(),
             files=(),
             numbers={
-                "objects": values_of(self._binding.stateful(), self._sources()),
+                "objects": values_of(self._binding.stateful(), self._sources(), settings),
                 "held": self._held.values(self._binding),
                 "left": self._left.values(self._binding),
             },
@@ -336,8 +337,7 @@ class TrainingState:
         """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
         self._check_located()
         self.check()
-        names = list(self.program.state)
-        return gathered_state_dicts(self._binding, self._exchange(), names, self._world.rank)
+        return gathered_state_dicts(self._binding, self._exchange(), self._world.rank)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take the state dicts of rank 0; see `Parallel.load_state_dict`."""
