@@ -85,7 +85,7 @@ class TrainingState:
 
     Attributes:
         steps: Steps that were trained, including those before the loaded checkpoint.
-        moved: Tensors that the last graph has moved, if it does not read all of the state.
+        moved: Tensors that were moved or replaced, if the last graph reads not all of the state.
         program: What says where all of the state is.
         live: Its live values on this rank, by the names of the planned graph.
     """
@@ -112,7 +112,7 @@ class TrainingState:
         self._unread, self._of_graph = unread, (program, binding, live)
         graphs = graphs or (lambda: [(program.whole, binding)])
         self._held, self._left = HeldNumbers(graphs), LeftValues(graphs, is_silent=world.rank > 0)
-        self._left_unread = LeftUnread()
+        self._left_unread = LeftUnread(None if unread is None else unread.held)
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
@@ -166,7 +166,7 @@ class TrainingState:
             program, live = self._unread.beside(*of_graph)
         now, before = Bound(program, binding), Bound(self.program, self._binding)
         is_left = self._left_unread.names(now, before, gone, is_asked=is_asked)
-        self.moved = moved(now, before) if is_left else []
+        self.moved = moved(now, before) + self._left_unread.replaced if is_left else []
         if not is_left:
             self.program, self._binding, self.live = program, binding, live
             self._of_graph = of_graph
@@ -175,8 +175,8 @@ class TrainingState:
         """Raise E526 if no graph says where all of the state is."""
         if self.moved:
             raise MismatchError(
-                f"the graph of the last call has moved {shown(self.moved[0])} and does not read "
-                "all of the state.\nCall this after a training step.",
+                f"{shown(self.moved[0])} was moved by the graph of the last call, or replaced, and "
+                "that graph does not read all of the state.\nCall this after a training step.",
                 code="E526",
                 details={"moved": self.moved[:20]},
             )
