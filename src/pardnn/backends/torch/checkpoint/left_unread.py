@@ -56,12 +56,13 @@ class LeftUnread:
         if is_asked or last_state is not state or last_known is not known or last_names != names:
             sources = before.binding.sources
             found = names - unreached(names, sources, now.binding.objects())
+            found = {name for name in found if sources[name].get() is not None}
             self.replaced = sorted(name for name in found if self._is_new(sources[name]))
             self._of, self._found = (state, known, names), found.difference(self.replaced)
         return self._found
 
     def _is_new(self, source: Source) -> bool:
-        is_gradient = source.parameter is not None  # comes and goes
+        is_gradient = source.parameter is not None  # each call makes it anew
         return self._held is not None and not is_gradient and self._held(source.get()) is None
 
 

@@ -206,3 +206,27 @@ def test_what_a_call_leaves_in_the_place_of_state_is_not_that_state() -> None:
         assert [fast.whole(name) for name in found] == [loss] * len(found)
         listed.append(len(found))
     assert listed == [0, 1, 0, 1]
+
+
+def test_state_made_anew_is_told_after_a_call_that_read_a_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer, weight = torch.optim.Adam(model.parameters(), lr=0.1), model[1].weight
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    fast = parallelize(step, model, optimizer, BATCH, device="cpu", decide=scattered)
+    for i in range(3):
+        if i == 1:
+            weight.grad = torch.ones_like(weight)
+        if i == 2:
+            optimizer.state[weight].clear()
+        fast(BATCH)
+    told = fast.state_dict()["optimizer"]["state"][2]
+    assert told["step"] == optimizer.state[weight]["step"] == 1
+    assert torch.equal(told["exp_avg"], optimizer.state[weight]["exp_avg"])
