@@ -335,3 +335,25 @@ def test_what_the_step_does_not_read_survives_a_synced_model() -> None:
     fast.close()
     assert model.unread.tolist() == [1, 1, 1]
     assert held[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("bias", [None, torch.full((8,), 0.5)])
+def test_what_takes_the_place_of_a_tensor_in_a_synced_model_stays(bias: Any) -> None:
+    def losses(*, is_parallel: bool) -> list[str]:
+        step, (model, optimizer, x, y) = models.small()
+        run: Any = functools.partial(step, model, optimizer)
+        if is_parallel:
+            run = parallelize(
+                step, model, optimizer, x, y, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+            )
+        found = []
+        for i in range(3):
+            if i == 1:
+                if is_parallel:
+                    run.sync_model()
+                own = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+                model[0].bias = own
+            found.append(bits(run(x, y)))
+        return found
+
+    assert losses(is_parallel=True) == losses(is_parallel=False)

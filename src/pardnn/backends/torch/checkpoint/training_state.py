@@ -140,11 +140,11 @@ class TrainingState:
             )
 
     def _take_back(self) -> list[str]:
-        """Put shards back in place of whole tensors; return the names of changed tensors."""
+        """Put shards back where whole tensors still are; return the names of changed ones."""
         if not self._synced:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
-        names = [name for name, _, _ in self._synced]
+        names = [n for n, tensor, _ in self._synced if self._binding.sources[n].get() is tensor]
         self._synced, self._spread.is_whole = [], False
         residents = self.program.residents(self._world.rank)
         whole, live = self.program.sources, self.live
