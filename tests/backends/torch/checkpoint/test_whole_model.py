@@ -14,9 +14,10 @@ from safetensors.torch import load_file, load_model
 
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import MismatchError
+from pardnn.plan.state_layout import state_layout
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import Rank, in_double, on_ranks, plan_of, values
-from tests.backends.torch.executors import batches, bits
+from tests.backends.torch.executors import batches, bits, captured
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import run_ranks
 from tests.long_cases import long_but
@@ -87,6 +88,29 @@ def test_whole_state_dicts_are_those_of_one_device(algorithm: str) -> None:
     for (i, key, found), (j, other, expected) in zip(first[1][0], rows, strict=True):
         assert (i, key) == (j, other)
         assert close(found, expected), key
+
+
+def with_a_tensor_rate() -> models.Entry:
+    step, (model, _, x, y) = models.small()
+    return step, (model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.125)), x, y)
+
+
+def test_a_rate_that_another_rank_holds_as_a_tensor_is_whole(tmp_path: Path) -> None:
+    rate, graph = "optimizer.defaults.lr", captured(with_a_tensor_rate)
+    plans = (plan_of(with_a_tensor_rate, 2, seed=seed) for seed in range(99))
+    plan = next(each for each in plans if state_layout(graph, each)[rate][0].device == 1)
+
+    def body(one: Rank) -> Any:
+        trained(one)
+        one.fast.save(tmp_path)
+        state = one.fast.state_dict()
+        one.fast.load(tmp_path)
+        after_load = one.fast.whole(rate).item()
+        one.fast.load_state_dict(state)
+        groups = state["optimizer"]["param_groups"] if state else [{"lr": torch.tensor(0.125)}]
+        return [groups[0]["lr"].item(), after_load, one.fast.whole(rate).item()]
+
+    assert values(on_ranks(with_a_tensor_rate, plan, body)) == [[0.125] * 3] * 2
 
 
 def message(call: Any) -> str:
@@ -311,3 +335,25 @@ def test_what_the_step_does_not_read_survives_a_synced_model() -> None:
     fast.close()
     assert model.unread.tolist() == [1, 1, 1]
     assert held[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("bias", [None, torch.full((8,), 0.5)])
+def test_what_takes_the_place_of_a_tensor_in_a_synced_model_stays(bias: Any) -> None:
+    def losses(*, is_parallel: bool) -> list[str]:
+        step, (model, optimizer, x, y) = models.small()
+        run: Any = functools.partial(step, model, optimizer)
+        if is_parallel:
+            run = parallelize(
+                step, model, optimizer, x, y, device="cpu", decide=lambda g, n, _: random_plan(g, n)
+            )
+        found = []
+        for i in range(3):
+            if i == 1:
+                if is_parallel:
+                    run.sync_model()
+                own = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+                model[0].bias = own
+            found.append(bits(run(x, y)))
+        return found
+
+    assert losses(is_parallel=True) == losses(is_parallel=False)

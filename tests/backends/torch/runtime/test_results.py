@@ -78,7 +78,13 @@ def sliced() -> Entry:
     return step, (model, optimizer, x, torch.zeros(4, 12)[:, ::2])
 
 
-WRITING = [truncated, normalised, averaged, sliced]
+def repeated() -> Entry:
+    """The row that is written is all rows of the table."""
+    step, (model, optimizer, x, _) = averaged()
+    return step, (model, optimizer, x, torch.zeros(1, 6).expand(3, 6))
+
+
+WRITING = [truncated, normalised, averaged, sliced, repeated]
 
 
 def batch_tensors(batch: Any) -> list[list[float]]:

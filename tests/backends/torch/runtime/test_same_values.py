@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from pardnn.backends.torch.checkpoint.contents import memory
+from pardnn.backends.torch.ops.codec import encode_constant
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime import same_values
 from pardnn.backends.torch.runtime.same_values import checksum
@@ -55,6 +57,13 @@ def test_equal_ranks_train() -> None:
     first, second = outcomes()
     assert first.status == second.status == 0, first.error
     assert first.value == second.value
+
+
+@pytest.mark.parametrize("read", [checksum, encode_constant, lambda x: bytes(memory(x))])
+def test_one_element_of_stride_zero_reads_like_any_other(
+    read: Callable[[torch.Tensor], Any],
+) -> None:
+    assert read(torch.tensor(1.5).expand(1)) == read(torch.tensor([1.5]))
 
 
 def other_weights(rank: int, args: Any, batch: list[torch.Tensor], step: int) -> None:

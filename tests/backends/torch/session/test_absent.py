@@ -18,6 +18,7 @@ from pardnn.errors import PardnnError
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.session.kept_data.test_rebound import (
     eager,
+    given,
     made,
     nothing,
     rows,
@@ -154,6 +155,20 @@ def test_ranks_that_hold_it_write_and_the_others_are_told() -> None:
     assert none == []
     assert "'model.2.weight' (test_absent.py:" in told[0]
     assert "'optimizer.state.model.2.weight.momentum_buffer' (test_absent.py:" in told[1]
+
+
+def test_data_given_to_what_another_rank_holds_goes_with_the_next_step() -> None:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, *objects = made()
+        fast = parallelize(step, *objects, rows(4, 6), decide=scattered, device="cpu")
+        losses = trained([nothing, given, nothing], objects, fast)
+        return losses, objects[0][2].weight.isnan().all().item(), fast.captures
+
+    losses, _ = eager([nothing, given, nothing])
+    found = [outcome.value for outcome in run_ranks(2, body)]
+    assert [each[0] for each in found] == [losses] * 2
+    assert sorted(each[1:] for each in found) == [[False, 1], [True, 1]]
 
 
 def test_what_was_whole_for_a_while_is_absent_again() -> None:

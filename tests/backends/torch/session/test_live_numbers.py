@@ -64,6 +64,20 @@ def test_beside_an_optimizer_with_settings_that_are_ints() -> None:
     assert assert_leaves_as_eager(make, CALLS, between=change) == 2
 
 
+def test_a_count_that_was_a_float_for_a_while_is_an_int_again() -> None:
+    counts, given = [0], {0: 0, 1: 1.5, 3: 0}
+
+    def weigh(loss: Any) -> Any:
+        loss = loss * 0.9 ** counts[0]
+        counts[0] += 1
+        return loss
+
+    def change(i: int, _args: Any) -> None:
+        counts[0] = given.get(i, counts[0])
+
+    assert assert_leaves_as_eager(lambda: weighed(weigh, counts), 5, between=change) == 2
+
+
 def test_an_item_of_a_dictionary_and_of_a_list_as_well() -> None:
     items, rates = {"scale": 1.0}, [1.0, 2.0]
     assert captures(lambda x: x / items["scale"], lambda i: items.update(scale=0.5 + i)) == 2

@@ -14,7 +14,7 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.user_step.guards.parameter import held_node
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import assert_leaves_as_eager
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, weighed
 from tests.long_cases import long_but
 
 
@@ -42,6 +42,23 @@ def captures(
         return step, (model, optimizer, torch.ones(5, 4)), [model]
 
     return assert_leaves_as_eager(make, steps, between=lambda i, _args: between(i))
+
+
+def test_a_cleared_cache_shows_on_ranks_that_have_not_called_it() -> None:
+    @functools.lru_cache
+    def doubled(number: int) -> int:
+        return 2 * number
+
+    def make() -> Any:
+        doubled.cache_clear()
+        return weighed(lambda loss: loss * doubled(2))[:2]
+
+    def given(i: int) -> dict[int, Any]:
+        if i in (1, 3):
+            doubled.cache_clear()
+        return {}
+
+    assert_as_eager(make, given, is_followed=True)
 
 
 @pytest.mark.parametrize("clears", [(), (1, 4), (0, 2, 4)])

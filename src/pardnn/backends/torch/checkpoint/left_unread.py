@@ -1,13 +1,18 @@
-"""State that the last graph of a step does not read: an earlier graph says where it is."""
+"""State that the last graph of a step does not read: an earlier graph says where it is.
+
+A tensor that the user, or the last call, has put in the place of one of the state is not that
+state: no rank keeps it for a graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.reached import replaced, unreached
+from pardnn.backends.torch.user_step.sources import Source
 from pardnn.plan.state_layout import places_of
 
 
@@ -19,9 +24,18 @@ class Bound(NamedTuple):
 
 
 class LeftUnread:
-    """Which state the graph of a call leaves unread; what was found is kept for further calls."""
+    """Which state the graph of a call leaves unread; what was found is kept for further calls.
 
-    def __init__(self) -> None:
+    Args:
+        held: Returns what the ranks hold of a live tensor, None if they keep none of it; None if
+            that is unknown.
+
+    Attributes:
+        replaced: Names of such state that has another tensor in its place.
+    """
+
+    def __init__(self, held: Callable[[Any], object] | None) -> None:
+        self._held, self.replaced = held, list[str]()
         self._of: tuple[Any, ...] = (None, None, None)
         self._found: set[str] = set()
 
@@ -40,9 +54,16 @@ class LeftUnread:
             return names
         last_state, last_known, last_names = self._of
         if is_asked or last_state is not state or last_known is not known or last_names != names:
-            lost = unreached(names, before.binding.sources, now.binding.objects())
-            self._of, self._found = (state, known, names), names - lost
+            sources = before.binding.sources
+            found = names - unreached(names, sources, now.binding.objects())
+            found = {name for name in found if sources[name].get() is not None}
+            self.replaced = sorted(name for name in found if self._is_new(sources[name]))
+            self._of, self._found = (state, known, names), found.difference(self.replaced)
         return self._found
+
+    def _is_new(self, source: Source) -> bool:
+        is_gradient = source.parameter is not None  # each call makes it anew
+        return self._held is not None and not is_gradient and self._held(source.get()) is None
 
 
 def moved(now: Bound, before: Bound) -> list[str]:

@@ -106,12 +106,15 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 # The values of a step's objects.
 
 
-def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str, Any]:
+def values_of(
+    stateful: Iterable[Entry], sources: Iterable[Source], settings: Mapping[int, torch.Tensor]
+) -> dict[str, Any]:
     """Return the Python values of optimizers, schedulers and scalers by name, as JSON types.
 
     Args:
         stateful: The step's models, optimizers, schedulers and scalers.
         sources: The sources of the step: they name the parameters.
+        settings: The whole tensors among settings, as for `with_whole`.
 
     Raises:
         UnsupportedError: E824, if one has a value that a checkpoint cannot hold.
@@ -121,12 +124,29 @@ def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str,
     for entry in stateful:
         value = entry.value
         if isinstance(value, torch.optim.Optimizer):
-            found[entry.name] = _optimizer_values(entry.name, value, names)
+            found[entry.name] = _optimizer_values(entry.name, value, names, settings)
         elif isinstance(value, SCHEDULERS):
             found[entry.name] = encode(value.state_dict(), entry.name)
         elif isinstance(value, torch.amp.GradScaler):
             found[entry.name] = {key: getattr(value, key) for key in _SCALER_KEYS}
     return found
+
+
+def with_whole(value: Any, whole: Mapping[int, torch.Tensor | None]) -> Any:
+    """Return a value with whole tensors for those that stand for a share, or for nothing.
+
+    Args:
+        value: A tensor, a dict, list or tuple of such values, or anything else.
+        whole: The whole tensors by the ids of the user's own.
+    """
+    if isinstance(value, torch.Tensor):
+        found = whole.get(id(value))
+        return value.detach() if found is None else found
+    if isinstance(value, dict):
+        return {key: with_whole(item, whole) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_whole(item, whole) for item in value)
+    return value
 
 
 #: What schedules put into parameter groups.
@@ -140,10 +160,13 @@ def _parameter_names(sources: Iterable[Source]) -> dict[int, str]:
 
 
 def _optimizer_values(
-    path: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+    path: str,
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
+    settings: Mapping[int, torch.Tensor],
 ) -> dict[str, Any]:
     groups = [
-        {key: item for key, item in group.items() if key != "params"}
+        {key: with_whole(item, settings) for key, item in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
     numbers = {

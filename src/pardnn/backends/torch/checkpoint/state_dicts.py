@@ -18,6 +18,7 @@ from pardnn.backends.torch.checkpoint.python_values import (
     SCHEDULERS,
     encode,
     group_sizes,
+    with_whole,
 )
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.runtime.binding import Binding
@@ -73,43 +74,50 @@ def export(
     phases.run(write)
 
 
-def gathered_state_dicts(
-    binding: Binding, exchange: Exchange, names: Sequence[str], rank: int
-) -> dict[str, Any]:
+def gathered_settings(binding: Binding, exchange: Exchange) -> dict[int, torch.Tensor]:
+    """Return tensors that are settings of optimizers, such as learning rates, whole on rank 0.
+
+    Args:
+        binding: The binding of the user's objects.
+        exchange: Gathers their tensors.
+
+    Returns:
+        The whole tensors by the ids of the user's own; nothing on the other ranks.
+    """
+    optimizers = [e.value for e in binding.stateful() if isinstance(e.value, torch.optim.Optimizer)]
+    groups = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+    sources = [binding.sources[name] for name in exchange.names]
+    settings = [each for each in sources if groups & {id(slot.holder) for slot in each.slots}]
+    gathered = [(id(each.get()), exchange.gather(each.name)) for each in settings]
+    return {key: whole for key, whole in gathered if whole is not None}
+
+
+def gathered_state_dicts(binding: Binding, exchange: Exchange, rank: int) -> dict[str, Any]:
     """Return the state dict of each model, optimizer, scheduler and scaler by name, on rank 0.
 
     Args:
         binding: The binding of the user's objects.
         exchange: Gathers their tensors.
-        names: The names of all parameters, buffers and states.
         rank: This rank.
 
     Returns:
         Tensors are whole and on the host; nothing on the other ranks.
     """
+    names = exchange.names
     whole = {name: exchange.gather(name) for name in names}
     if rank != 0:
         return {}
     by_id = {id(source.get()): whole.get(name) for name, source in binding.sources.items()}
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            found = by_id.get(id(value))
-            return value.detach() if found is None else found
-        if isinstance(value, dict):
-            return {key: replaced(item) for key, item in value.items()}
-        return value
-
     found: dict[str, Any] = {}
     with access_allowed():
         for name, module in root_modules(binding.stateful()).items():
             state = module.state_dict(keep_vars=True)
             for key in list(state):
-                state[key] = replaced(state[key])
+                state[key] = with_whole(state[key], by_id)
             found[name] = state  # the same object, since it carries the versions of modules
         for entry in binding.stateful():
             if isinstance(entry.value, torch.optim.Optimizer):
-                state = replaced(entry.value.state_dict())
+                state = with_whole(entry.value.state_dict(), by_id)
                 # A rank's own optimizer has no entries for parameters that are elsewhere.
                 for index, keys in _optimizer_sources(entry.value, binding, names).items():
                     tensors = {key: whole[name] for key, name in keys.items()}

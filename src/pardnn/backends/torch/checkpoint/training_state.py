@@ -39,6 +39,7 @@ from pardnn.backends.torch.checkpoint.saving import (
 )
 from pardnn.backends.torch.checkpoint.state_dicts import (
     export,
+    gathered_settings,
     gathered_state_dicts,
     scatter_state_dicts,
 )
@@ -84,7 +85,7 @@ class TrainingState:
 
     Attributes:
         steps: Steps that were trained, including those before the loaded checkpoint.
-        moved: Tensors that the last graph has moved, if it does not read all of the state.
+        moved: Tensors that were moved or replaced, if the last graph reads not all of the state.
         program: What says where all of the state is.
         live: Its live values on this rank, by the names of the planned graph.
     """
@@ -111,7 +112,7 @@ class TrainingState:
         self._unread, self._of_graph = unread, (program, binding, live)
         graphs = graphs or (lambda: [(program.whole, binding)])
         self._held, self._left = HeldNumbers(graphs), LeftValues(graphs, is_silent=world.rank > 0)
-        self._left_unread = LeftUnread()
+        self._left_unread = LeftUnread(None if unread is None else unread.held)
         self._count = 0
         self._lock: Lock | None = None
         self._writing: Writing | None = None
@@ -139,11 +140,11 @@ class TrainingState:
             )
 
     def _take_back(self) -> list[str]:
-        """Put shards back in place of whole tensors; return the names of changed tensors."""
+        """Put shards back where whole tensors still are; return the names of changed ones."""
         if not self._synced:
             return []
         changed = [name for name, tensor, version in self._synced if tensor._version != version]
-        names = [name for name, _, _ in self._synced]
+        names = [n for n, tensor, _ in self._synced if self._binding.sources[n].get() is tensor]
         self._synced, self._spread.is_whole = [], False
         residents = self.program.residents(self._world.rank)
         whole, live = self.program.sources, self.live
@@ -165,7 +166,7 @@ class TrainingState:
             program, live = self._unread.beside(*of_graph)
         now, before = Bound(program, binding), Bound(self.program, self._binding)
         is_left = self._left_unread.names(now, before, gone, is_asked=is_asked)
-        self.moved = moved(now, before) if is_left else []
+        self.moved = moved(now, before) + self._left_unread.replaced if is_left else []
         if not is_left:
             self.program, self._binding, self.live = program, binding, live
             self._of_graph = of_graph
@@ -174,8 +175,8 @@ class TrainingState:
         """Raise E526 if no graph says where all of the state is."""
         if self.moved:
             raise MismatchError(
-                f"the graph of the last call has moved {shown(self.moved[0])} and does not read "
-                "all of the state.\nCall this after a training step.",
+                f"{shown(self.moved[0])} was moved by the graph of the last call, or replaced, and "
+                "that graph does not read all of the state.\nCall this after a training step.",
                 code="E526",
                 details={"moved": self.moved[:20]},
             )
@@ -243,13 +244,13 @@ class TrainingState:
         return list(self._binding.sources.values())
 
     def _manifest(self, extra: Any) -> Manifest:
-        plan = self.program.plan
+        plan, settings = self.program.plan, gathered_settings(self._binding, self._exchange())
         return Manifest(
             step=self.steps,
             tensors=(),
             files=(),
             numbers={
-                "objects": values_of(self._binding.stateful(), self._sources()),
+                "objects": values_of(self._binding.stateful(), self._sources(), settings),
                 "held": self._held.values(self._binding),
                 "left": self._left.values(self._binding),
             },
@@ -336,8 +337,7 @@ class TrainingState:
         """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
         self._check_located()
         self.check()
-        names = list(self.program.state)
-        return gathered_state_dicts(self._binding, self._exchange(), names, self._world.rank)
+        return gathered_state_dicts(self._binding, self._exchange(), self._world.rank)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take the state dicts of rank 0; see `Parallel.load_state_dict`."""

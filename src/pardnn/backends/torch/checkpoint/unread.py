@@ -42,10 +42,13 @@ class UnreadState:
         world: This rank's connections.
         held: Returns which parts of a live tensor the ranks hold; None if they keep none of it.
         keep: See `Keep`.
+
+    Attributes:
+        held: As given.
     """
 
     def __init__(self, world: World, held: Callable[[Any], Held | None], keep: Keep) -> None:
-        self._world, self._held, self._keep = world, held, keep
+        self._world, self.held, self._keep = world, held, keep
         self._sources: dict[str, Source] = {}
         self._last: tuple[Any, ...] = (None, None, None, None)
 
@@ -90,7 +93,7 @@ class UnreadState:
             return program, live
         for name in [name for name in self._sources if name in program.state]:
             del self._sources[name]  # by now, a graph reads it
-        held = {name: self._held(source.get()) for name, source in self._sources.items()}
+        held = {name: self.held(source.get()) for name, source in self._sources.items()}
         rest = {name: each for name, each in held.items() if each is not None}
         if not rest:
             return program, live

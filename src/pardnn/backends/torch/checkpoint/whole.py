@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.devices import elements_of
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.checkpoint.manifest import intersection, whole_box, within
@@ -37,6 +38,11 @@ class Exchange:
     def __init__(self, program: Program, world: World, live: Mapping[str, Any]) -> None:
         self._program, self._world, self._live = program, world, live
         self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all parameters, buffers and states."""
+        return tuple(self._program.state)
 
     def gather(self, name: str) -> torch.Tensor | None:
         """Return a parameter, buffer or state whole, on the host of rank 0; None elsewhere.
@@ -130,7 +136,7 @@ class Exchange:
         if send and not is_direct:
             buffer.copy_(value)
         # Sent as bytes: not every back end knows every type.
-        flat = buffer.reshape(-1).view(torch.uint8)
+        flat = elements_of(buffer).view(torch.uint8)
         try:
             if flat.numel() and send:
                 dist.send(flat, group_dst=peer, group=group, tag=_TAG)

@@ -224,12 +224,16 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
     if has_strides(value, strides):
         return value
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    place = made
-    for dim, stride in enumerate(strides):
-        if stride == 0 and value.shape[dim] > 1:
+    write_once(made, value)
+    return made
+
+
+def write_once(place: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a tensor into another one of its shape, whose repeated elements are written once."""
+    for dim, stride in enumerate(place.stride()):
+        if stride == 0 and place.shape[dim] > 1:
             place, value = place.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     place.copy_(value)
-    return made
 
 
 def sendable(value: torch.Tensor, ahead: int) -> torch.Tensor:

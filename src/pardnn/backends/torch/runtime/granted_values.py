@@ -35,7 +35,9 @@ class GrantedValues:
         settings: Sequence[tuple[str, Entry, Any]],
     ) -> None:
         self._host = host
-        self._numbers = [_of_number(op) for op in numbers]
+        # What a program makes of a float, x + 1.0, is another type if it gets an int.
+        made_of = set(host.program.inputs)
+        self._numbers = [(*_of_number(op), op.name in made_of) for op in numbers]
         self._of_batch: list[str] = []
         held = [(name, entry.slot, value) for name, entry, value in settings if entry.slot]
         self._settings = [(name, _plain(value)) for name, _, value in held]
@@ -81,13 +83,16 @@ class GrantedValues:
                 yield Change(name, "a number", None)
                 return
         read: dict[str, Any] = {}
-        for name, captured, guard, is_int in self._numbers:
+        for name, captured, guard, is_int, is_of_program in self._numbers:
             value = read[name] = numbers[name] if name in numbers else self._host.value(name)
             is_other = (guard == "exact" and value != captured) or (
                 guard == "nonzero" and not value
             )
             if is_int and type(value) is not int:
                 yield Change(f"the type of {name}", int, type(value))
+                return
+            if is_of_program and not is_int and isinstance(value, int):
+                yield Change(f"the type of {name}", float, type(value))
                 return
             if is_other or not isinstance(value, int | float):
                 yield Change(name, captured, value)

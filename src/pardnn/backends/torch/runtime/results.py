@@ -16,7 +16,7 @@ import torch
 from pardnn.backends.torch.capture.trace_ir import geometry_of
 from pardnn.backends.torch.capture.view_overlap import are_disjoint
 from pardnn.backends.torch.comm.pending_loss import post_loss, settle_loss
-from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
+from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out, write_once
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import decode
@@ -109,7 +109,7 @@ def share_results(
         elif value is None:
             loss = arrived
         elif arrived is not value:
-            value.copy_(arrived)
+            write_once(value, arrived)
     kept = {name: _assembled(program, name, values) for name in program.kept}
     effects = [each for each in _filled(program.effects, kept) if not each.pop("unless", False)]
     if program.result is None:

@@ -7,9 +7,10 @@ Idea: each rank compares addresses and layouts of its tensors at every call, by 
 that hold them; `p.data = p.data.t()` changes only the layout. Data of the same shape, type and
 strides replaces the old; for a cut parameter, so does a whole tensor, of which the rank copies its
 shard. Otherwise the tensor is taken as at the start, and the step is captured again; a rank that
-holds only a shard refuses.
+holds only a shard refuses. On ranks that do not hold the tensor, the new data goes: it would be out
+of date after the next step.
 
-Complexity: O(tensors that a rank keeps) per call, in C.
+Complexity: O(tensors of the state) per call, in C.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.user_step.absent import is_absent
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.reached import unreached
@@ -68,7 +70,10 @@ class KeptData:
             tensor = binding.sources[of].get()
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 kept.append((op, of, tensor))
-        self._kept, self._tensors = kept, [tensor for _, _, tensor in kept]
+        others = program.state.keys() - {of for _, of, _ in kept}
+        found = [(name, binding.sources[name].get()) for name in sorted(others)]
+        self._kept, self._absent = kept, [each for each in found if is_absent(each[1])]
+        self._tensors = [tensor for _, _, tensor in kept] + [tensor for _, tensor in self._absent]
         self._parts: tuple[TensorWords, ...] = ()
         self._both = TensorWords([])
         self._note()
@@ -76,7 +81,7 @@ class KeptData:
 
     def _note(self) -> None:
         self._words = TensorWords(self._tensors)
-        self._places = list(map(_place, self._tensors))
+        self._places = [_place(tensor) for _, _, tensor in self._kept]
 
     def _are_all_same(self) -> bool:
         """Look at the kept tensors and, at once, at what guards of parameters look at."""
@@ -95,9 +100,10 @@ class KeptData:
         self.are_parameters_told = self._are_all_same()
         if self.are_parameters_told or self._words.hold():
             return []
+        self._drop_again()
         # Noted before the getters run, so that no change goes unnoticed.
         words = TensorWords(self._tensors)
-        if list(map(_place, self._tensors)) == self._places:
+        if [_place(tensor) for _, _, tensor in self._kept] == self._places:
             self._words = words
             return []
         changes: list[Change] = []
@@ -115,6 +121,12 @@ class KeptData:
             self.exchange(taken)
         self._note()
         return changes
+
+    def _drop_again(self) -> None:
+        """Drop what tensors got that other ranks hold."""
+        sources = self._binding.sources
+        given = [(name, tensor) for name, tensor in self._absent if not is_absent(tensor)]
+        self._binding.install({}, [name for name, old in given if sources[name].get() is old])
 
     def exchange(self, taken: Mapping[str, torch.Tensor]) -> None:
         """Run with other tensors for some residents, by the names of their ops."""

@@ -50,6 +50,11 @@ def mark_absent(tensor: Any, name: str) -> None:
         tensor.__class__ = _CLASSES[type(tensor)]
 
 
+def is_absent(tensor: Any) -> bool:
+    """Whether a tensor is marked and has got no data since."""
+    return isinstance(tensor, _Absent)
+
+
 class _Absent(torch.Tensor):
     """What both classes have in common.
 

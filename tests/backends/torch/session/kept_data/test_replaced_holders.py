@@ -17,6 +17,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import weighed
 
 BATCH = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -184,3 +185,48 @@ def test_a_tuple_that_a_step_left_may_become_none_in_a_dictionary_of_ones_own() 
         fast(x, 3)
         assert left.last is not None
     fast.close()
+
+
+def test_what_a_call_leaves_in_the_place_of_state_is_not_that_state() -> None:
+    held = SimpleNamespace(mean=None)
+
+    def weigh(loss: torch.Tensor) -> torch.Tensor:
+        if held.mean is not None:
+            loss = loss + 0.1 * held.mean
+        held.mean = loss.detach()  # pyright: ignore[reportAttributeAccessIssue]
+        return loss
+
+    step, args, _ = weighed(weigh)
+    fast = parallelize(step, *args, device="cpu", decide=scattered)
+    listed = []
+    for is_reset in (False, False, True, False):
+        held.mean = None if is_reset else held.mean
+        loss = fast(*args[2:])
+        found = [name for name in fast.names if name.endswith("mean")]
+        assert [fast.whole(name) for name in found] == [loss] * len(found)
+        listed.append(len(found))
+    assert listed == [0, 1, 0, 1]
+
+
+def test_state_made_anew_is_told_after_a_call_that_read_a_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer, weight = torch.optim.Adam(model.parameters(), lr=0.1), model[1].weight
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    fast = parallelize(step, model, optimizer, BATCH, device="cpu", decide=scattered)
+    for i in range(3):
+        if i == 1:
+            weight.grad = torch.ones_like(weight)
+        if i == 2:
+            optimizer.state[weight].clear()
+        fast(BATCH)
+    told = fast.state_dict()["optimizer"]["state"][2]
+    assert told["step"] == optimizer.state[weight]["step"] == 1
+    assert torch.equal(told["exp_avg"], optimizer.state[weight]["exp_avg"])

@@ -217,6 +217,8 @@ class Kept:
     """
 
     def __init__(self, cache: Any) -> None:
+        if _calls(cache) < _MARK:  # on ranks that do not capture, where a clearing must show, too
+            _mark(cache)
         self._cache, self._clearings = weakref.ref(cache), Clearings(cache)
         self._calls, self._tensors = -1, list[torch.Tensor]()
 
