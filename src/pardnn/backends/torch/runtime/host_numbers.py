@@ -37,7 +37,7 @@ from pardnn.backends.torch.user_step.root_names import argument_names
 from pardnn.backends.torch.user_step.sinks import is_telling, may_be_told, told_functions
 from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
-from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.backends.torch.user_step.used_names import users_code
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
 
@@ -342,7 +342,7 @@ def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> 
     if not told:
         return {}
     objects = walk_objects(step, list(args))
-    known = told_functions(users_functions(step, objects.seen.values()), objects)
+    known = told_functions(users_code(step, objects.seen.values()).functions, objects)
     of_functions = {
         name: Slot(*known[name]) for name, method in told if not method and name in known
     }

@@ -25,8 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_class, changed_module
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.class_numbers import users_classes
-from pardnn.backends.torch.user_step.code_names import is_library_module
+from pardnn.backends.torch.user_step.class_numbers import Space
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
@@ -48,7 +47,7 @@ class Held(NamedTuple):
     contents: list[tuple[str, Any, Any]]
 
 
-ClassAttributes = dict[type | types.ModuleType, Held]
+ClassAttributes = dict[Space, Held]
 
 
 def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -> ClassAttributes:
@@ -59,16 +58,17 @@ def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -
         used: The names in code that may run, see `used_names`: other containers of modules are
             left out. A data set in one can be large.
     """
-    kinds = users_classes(objects.seen.values())
-    found: ClassAttributes = {kind: _held(_values(kind)) for kind in kinds}
-    for module in objects.seen.values():
-        if isinstance(module, types.ModuleType) and not is_library_module(module):
+    found: ClassAttributes = {}
+    for space in objects.spaces:
+        values = _values(space)
+        if isinstance(space, types.ModuleType):
             # What the step's own names lead to is followed like any object.
-            found[module] = _held({
-                key: value for key, value in _values(module).items()
+            values = {
+                key: value for key, value in values.items()
                 if isinstance(value, _CONTAINERS) and id(value) not in objects.seen
                 and (used is None or key in used)
-            })  # fmt: skip
+            }  # fmt: skip
+        found[space] = _held(values)
     return found
 
 
@@ -120,7 +120,7 @@ def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
         raise
 
 
-def _values(kind: type | types.ModuleType) -> dict[str, Any]:
+def _values(kind: Space) -> dict[str, Any]:
     """Return the attributes of a class or module that are no code and not special."""
     return {
         key: value
@@ -130,7 +130,7 @@ def _values(kind: type | types.ModuleType) -> dict[str, Any]:
     }
 
 
-def _values_now(kind: type | types.ModuleType, then: Held) -> dict[str, Any]:
+def _values_now(kind: Space, then: Held) -> dict[str, Any]:
     """Return what a class holds now, or what those names of a module hold that are compared."""
     found = _values(kind)
     if isinstance(kind, type):
@@ -182,7 +182,7 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
     return is_entered and any(_is_traced(each, depth + 1) for each in _items(value))
 
 
-def _restore(kind: type | types.ModuleType, then: Held) -> None:
+def _restore(kind: Space, then: Held) -> None:
     for key in _values_now(kind, then).keys() - then.values.keys():
         delattr(kind, key)
     for key, value in then.values.items():
