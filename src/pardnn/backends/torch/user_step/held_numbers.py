@@ -160,10 +160,14 @@ def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
     return next((slot for path, slot, _ in named_places(objects) if path == name), None)
 
 
-def objects_by_name(objects: ObjectGraph) -> dict[str, Any]:
-    """Return the objects and containers that a step holds; of two with one name, the first."""
+def objects_by_name(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Return the objects and containers that a step holds; of two with one name, the first.
+
+    Args:
+        contents: `ObjectGraph.contents`.
+    """
     found: dict[str, Any] = {}
-    for name, holder, _ in objects.contents:
+    for name, holder, _ in contents:
         if name not in ("", ARGUMENTS) and not isinstance(holder, types.CellType | GlobalName):
             found.setdefault(name, holder)
     return found

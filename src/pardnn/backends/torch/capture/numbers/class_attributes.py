@@ -7,8 +7,8 @@ Idea: compare the classes of all objects that the step reaches before and after 
 that were there before the first trace are followed, like those of objects. Anything else that
 changes again after the first trace, or that receives a number or tensor of the trace, is refused.
 What only the first step sets remains, as after an eager step: a flag that a warning was given, a
-table of plain values. Containers of the user's other modules, `settings.log.append(...)`, are
-compared in the same way.
+table of plain values. Containers of the user's other modules, `settings.counts.clear()`, are
+compared in the same way. Those of both that a step only fills are replaced by recorders.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def check_class_attributes(
     before: ClassAttributes,
     line: Callable[[str], str | None] = lambda _name: None,
     followed: Collection[tuple[type, str]] = (),
+    filled: Collection[int] = (),
     *,
     is_first: bool,
 ) -> None:
@@ -85,6 +86,7 @@ def check_class_attributes(
         before: The result of `class_attributes` before the trace.
         line: Returns where the user's code changes an attribute.
         followed: Numbers of classes that are followed.
+        filled: Ids of containers that recorders will replace in later traces.
         is_first: Whether it was the first step, whose values may remain.
 
     Raises:
@@ -97,7 +99,11 @@ def check_class_attributes(
             if not (key in then.values and _is_same(value, then.values[key]))
             and not ((kind, key) in followed and not isinstance(value, bool | FakeTensor))
         ]
-        changed += [(key, x) for key, x, content in then.contents if not _has_same(x, content)]
+        changed += [
+            (key, x)
+            for key, x, content in then.contents
+            if id(x) not in filled and not _has_same(x, content)
+        ]
         for key, value in changed:
             if not is_first or _is_traced(value):
                 refusal = changed_module if isinstance(kind, types.ModuleType) else changed_class
@@ -145,6 +151,7 @@ def _held(values: dict[str, Any]) -> Held:
         level = [value]
         for _ in range(_MAX_DEPTH + 1):
             level = [x for x in level if isinstance(x, _CONTAINERS) and id(x) not in seen]
+            level = [x for x in level if not hasattr(type(x), "is_pardnn_recorder")]
             seen.update(map(id, level))
             contents += ((name, each, copy.copy(each)) for each in level)
             level = [item for each in level for item in _items(each)]
