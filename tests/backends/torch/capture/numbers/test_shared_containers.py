@@ -19,6 +19,14 @@ from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, small, telling
 
 
+class Sum:
+    def __init__(self) -> None:
+        self.total, self.all = 0.0, list[float]()
+
+    def __repr__(self) -> str:
+        return f"{self.total} {self.all}"
+
+
 class Meter:
     """Its containers are shared by all meters."""
 
@@ -26,6 +34,9 @@ class Meter:
     epochs: dict[str, list[Any]] = {"loss": []}  # noqa: RUF012
     last: collections.deque[Any] = collections.deque(maxlen=2)  # noqa: RUF012
     made: dict[str, Any] = {}  # noqa: RUF012
+    best = Sum()
+    by_name: dict[str, Sum] = {"loss": Sum()}  # noqa: RUF012
+    of_objects: dict[str, Sum] = collections.defaultdict(Sum)  # noqa: RUF012
 
     def note(self, loss: torch.Tensor) -> None:
         self.last.append(f"{loss.item():.3f}")
@@ -37,7 +48,7 @@ class Special(Meter):
 
 settings: Any = types.ModuleType("settings_of_a_test")
 settings.Sums = type("Sums", (), {"__module__": __name__, "total": 0.0, "all": []})
-settings.total, settings.unused = 0.0, []
+settings.total, settings.unused, settings.best = 0.0, [], Sum()
 package: Any = types.ModuleType("package_of_a_test")
 package.settings = settings
 log: list[Any] = []
@@ -55,7 +66,9 @@ def reset() -> None:
 
 def held() -> Any:
     found = Meter.history, Meter.epochs, Meter.last, Meter.made, settings.Sums.all
-    return *found, settings.log, settings.losses, settings.total, hasattr(settings, "last")
+    objects = Meter.best, Meter.by_name, Meter.of_objects, settings.best
+    of_module = settings.log, settings.losses, settings.total, hasattr(settings, "last")
+    return *found, *objects, *of_module
 
 
 @pytest.fixture(autouse=True)
@@ -252,6 +265,22 @@ def of_objects(loss: torch.Tensor) -> None:
     settings.log.append(types.SimpleNamespace(loss=loss.item()))
 
 
+def of_an_object_of_a_class(loss: torch.Tensor) -> None:
+    Meter.best.total += loss.item()
+
+
+def of_an_object_in_a_dictionary(loss: torch.Tensor) -> None:
+    Meter.by_name["loss"].all.append(loss.item())
+
+
+def of_an_object_made_at_once(loss: torch.Tensor) -> None:
+    Meter.of_objects["loss"].total += loss.item()
+
+
+def of_an_object_of_a_module(loss: torch.Tensor) -> None:
+    settings.best.total += loss.item()
+
+
 def counted(loss: torch.Tensor) -> None:
     Meter.epochs["loss"][0] += loss.item()
 
@@ -276,6 +305,10 @@ def to_a_new_name_in_a_package(loss: torch.Tensor) -> None:
         read,
         sorted_again,
         of_objects,
+        of_an_object_of_a_class,
+        of_an_object_in_a_dictionary,
+        of_an_object_made_at_once,
+        of_an_object_of_a_module,
         counted,
         to_a_number_in_a_package,
         to_a_number_imported_in_the_step,

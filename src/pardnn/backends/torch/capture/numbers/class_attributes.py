@@ -8,29 +8,34 @@ that were there before the first trace are followed, like those of objects. Anyt
 changes again after the first trace, or that receives a number or tensor of the trace, is refused.
 What only the first step sets remains, as after an eager step: a flag that a warning was given, a
 table of plain values. Containers of the user's other modules, `settings.counts.clear()`, are
-compared in the same way. Those of both that a step only fills are replaced by recorders.
+compared in the same way, and so are the attributes of the user's objects in both, `settings.meter`.
+Containers that a step only fills are replaced by recorders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import operator
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_class, changed_module
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.class_numbers import Space
+from pardnn.backends.torch.user_step.code_names import is_users_code
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
 #: Code, which no step changes without rebinding its name: that is looked at elsewhere.
 _OF_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
+_OTHERS = (type, types.ModuleType, torch.nn.Module, torch.Tensor)
 #: How many containers around another one are looked into.
 _MAX_DEPTH = 4
 
@@ -39,8 +44,9 @@ class Held(NamedTuple):
     """What a class or module holds.
 
     Attributes:
-        values: Its attributes by name; of a module those that are containers.
-        contents: The containers in them, with the attribute of each and a copy of what it holds.
+        values: Its attributes by name; of a module those that hold others.
+        contents: The containers in them, attributes of the user's objects included, with the
+            attribute of each and a copy of what it holds.
     """
 
     values: dict[str, Any]
@@ -55,7 +61,7 @@ def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -
 
     Args:
         objects: The object graph of the step.
-        used: The names in code that may run, see `used_names`: other containers of modules are
+        used: The names in code that may run, see `used_names`: what modules hold under others is
             left out. A data set in one can be large.
     """
     found: ClassAttributes = {}
@@ -65,10 +71,10 @@ def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -
             # What the step's own names lead to is followed like any object.
             values = {
                 key: value for key, value in values.items()
-                if isinstance(value, _CONTAINERS) and id(value) not in objects.seen
+                if _is_entered(type(value)) and id(value) not in objects.seen
                 and (used is None or key in used)
             }  # fmt: skip
-        found[space] = _held(values)
+        found[space] = _held(values, objects.seen)
     return found
 
 
@@ -144,18 +150,27 @@ def _values_now(kind: Space, then: Held) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key in then.values}
 
 
-def _held(values: dict[str, Any]) -> Held:
+def _held(values: dict[str, Any], known: Container[int]) -> Held:
     contents: list[tuple[str, Any, Any]] = []
     seen = set[int]()
     for name, value in values.items():
         level = [value]
         for _ in range(_MAX_DEPTH + 1):
-            level = [x for x in level if isinstance(x, _CONTAINERS) and id(x) not in seen]
-            level = [x for x in level if not hasattr(type(x), "is_pardnn_recorder")]
+            level = [x for x in level if _is_entered(type(x)) and id(x) not in seen]
             seen.update(map(id, level))
+            level = [x for x in level if id(x) not in known]
+            level = [x if isinstance(x, _CONTAINERS) else vars(x) for x in level]
             contents += ((name, each, copy.copy(each)) for each in level)
             level = [item for each in level for item in _items(each)]
     return Held(values, contents)
+
+
+@functools.cache
+def _is_entered(kind: type) -> bool:
+    """Whether a class is that of containers, or the user's with attributes in a dictionary."""
+    if issubclass(kind, _CONTAINERS):
+        return not hasattr(kind, "is_pardnn_recorder")
+    return not issubclass(kind, _OTHERS) and is_users_code(kind) and kind.__dictoffset__ != 0
 
 
 def _items(container: Any) -> Iterable[Any]:
@@ -176,10 +191,14 @@ def _has_same(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if isinstance(container, dict):
-        return all(key in content and content[key] is item for key, item in container.items())
+        return all(key in content and _is_one(x, content[key]) for key, x in container.items())
     if isinstance(container, set):
         return container == content
     return all(map(operator.is_, container, content))
+
+
+def _is_one(value: Any, old: Any) -> bool:
+    return value is old or _is_same(value, old)
 
 
 def _is_traced(value: Any, depth: int = 0) -> bool:
