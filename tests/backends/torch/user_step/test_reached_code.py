@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.backends.torch.user_step.used_names import users_code
 from pardnn.errors import UnsupportedError
 from tests.backends.torch.stepping import (
     Entry,
@@ -148,7 +148,7 @@ class Cell:
     names = {"__name__": "of_a_notebook"}
     exec(compile(source, str(Path(__file__).with_name("cell.py")), "exec"), names)
     held = names["Cell"]()
-    assert [f.__name__ for f in users_functions(held.step, [held])] == ["step", "call"]
+    assert [f.__name__ for f in users_code(held.step, [held]).functions] == ["step", "call"]
 
 
 class Plain:
@@ -173,7 +173,7 @@ class Open(Plain):
 
 def test_methods_that_nothing_names_are_left_out() -> None:
     def found(held: Any) -> set[str]:
-        return {each.__qualname__ for each in users_functions(held.step, [held])}
+        return {each.__qualname__ for each in users_code(held.step, [held]).functions}
 
     assert found(Plain()) == {"Plain.step", "Plain.used", "Plain.call"}
     assert "Plain.never" in found(Open())
@@ -194,7 +194,7 @@ def test_each_callable_that_holds_a_name_counts(kind: Callable[[str], Any]) -> N
         pass
 
     held = [Named(), kind("one"), kind("two")]
-    names = {each.__name__ for each in users_functions(step, held)}
+    names = {each.__name__ for each in users_code(step, held).functions}
     assert names == {"step", "one", "two"}
 
 

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -196,14 +196,15 @@ def run_noted(
         OtherUse: The step does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
-    trace.held = {id(held): name for name, held in objects_by_name(objects).items()}
-    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False), recorders.of_classes)
-    is_first, flags = chosen.is_first, trainable_flags(trace)
+    contents = [*objects.contents, *recorders.shared]
+    trace.held = {id(held): name for name, held in objects_by_name(contents).items()}
+    before = _Before(objects, lambda: walk_objects(step, args, is_weak=False), recorders)
+    is_first, flags, functions = chosen.is_first, trainable_flags(trace), before.functions(step)
     with contextlib.ExitStack() as stack:
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
         noted = schedules_noted(objects, tracer.locator, effects.stepped)
         trace.schedules = stack.enter_context(noted)
-        inserted = recorders_inserted(objects, recorders.filled, effects.filled)
+        inserted = recorders_inserted(contents, recorders.filled, effects.filled)
         trace.unfilled = stack.enter_context(inserted)
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
@@ -211,7 +212,6 @@ def run_noted(
             is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
-        functions = before.functions(step)
         stack.enter_context(numbers_told(functions))
         stack.enter_context(forms.inserted(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
@@ -223,7 +223,7 @@ def run_noted(
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     if looks and not is_first:
         raise outside_look(*looks[0])
-    before.check(is_first=is_first)
+    before.check(trace.stood_for if chosen is NO_SYMBOLS else None, is_first=is_first)
     effects.finish(objects, is_first=is_first)
     changed = changes(follow_replaced(trace, objects, walk_objects(step, args))).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
@@ -242,14 +242,14 @@ class _Before:
 
     def __init__(
         self, objects: ObjectGraph, walk: Callable[[], ObjectGraph],
-        followed: Collection[tuple[type, str]],
+        recorders: Recorders,
     ) -> None:  # fmt: skip
         self._unseen, self._dropped = unseen_states(objects), Dropped(objects, walk)
         self._spaces, self._classes = namespaces(objects), ClassAttributes()
         self._objects, self._aside = objects, kept_aside(objects)
         self._of_libraries: Sequence[LibraryGlobals] = ()
         self._functions: list[types.FunctionType] = []
-        self._followed = followed
+        self._recorders = recorders
 
     def functions(self, step: Callable[..., Any]) -> list[types.FunctionType]:
         """Return the user's functions that may run, after checking their use of cache counts."""
@@ -260,12 +260,20 @@ class _Before:
         self._functions = found.functions
         return found.functions
 
-    def check(self, *, is_first: bool) -> None:
-        """Reject what the step has changed in it."""
+    def check(self, stood_for: Mapping[int, torch.Tensor] | None, *, is_first: bool) -> None:
+        """Reject what the step has changed in it.
+
+        Args:
+            stood_for: See `filled_containers`; None if recorders have been in place.
+            is_first: Whether it was the first step.
+        """
+        filled = {} if stood_for is None else self._recorders.find_filled(stood_for)
         check_unseen(self._unseen)
         self._dropped.check()
         check_namespaces(self._spaces, self._line)
-        check_class_attributes(self._classes, self._line, self._followed, is_first=is_first)
+        ids = {id(each.holder) for each in filled.values()}
+        known = self._line, self._recorders.of_classes, ids
+        check_class_attributes(self._classes, *known, is_first=is_first)
         check_library_globals(self._of_libraries, is_first=is_first)
         aside = kept_aside(self._objects)
         changed = dict(aside.items() ^ self._aside.items())

@@ -131,7 +131,8 @@ class Traces:
             PardnnError: As `run_noted` does.
         """
         objects = self.objects()
-        start = objects.contents
+        shared = self.recorders.shared if chosen.is_first else ()
+        start = [*objects.contents, *shared]
         self.number += 1
         begin_elsewhere()
         questions = Questions(self.checks[chosen.is_first], trial=True)

@@ -87,6 +87,11 @@ def holds(slot: Slot) -> bool:
     return True
 
 
+def held_in(slot: Slot) -> Any:
+    """Return what a place holds; None if nothing."""
+    return slot.get() if holds(slot) else None
+
+
 def filled_names(graph: Graph) -> list[str]:
     """Return the names of the containers that a graph's step fills."""
     effects = graph.step_notes.get("effects", [])

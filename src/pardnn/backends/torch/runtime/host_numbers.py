@@ -18,6 +18,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
     assigned_places,
     fill,
     filled_names,
+    held_in,
     holds,
     put_in_order,
 )
@@ -34,10 +35,11 @@ from pardnn.backends.torch.user_step.held_numbers import (
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.root_names import argument_names
+from pardnn.backends.torch.user_step.shared_containers import shared_containers
 from pardnn.backends.torch.user_step.sinks import is_telling, may_be_told, told_functions
 from pardnn.backends.torch.user_step.slots import Slot, ordered_keys
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
-from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.backends.torch.user_step.used_names import users_code
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
 
@@ -154,7 +156,7 @@ class HostNumbers:
         """Find the containers that the step fills; those of the batch come with each call."""
         if not names:
             return
-        objects = walk_objects(step, list(args))
+        objects = _with_shared(walk_objects(step, list(args)))
         held = {n: x for n, x, _ in objects.contents if isinstance(x, CONTAINERS)}
         _check_known([name for name in names if name not in held], "container")
         given = [argument_names(step, len(args))[i] for i in batch_indices(args)]
@@ -212,11 +214,11 @@ class HostNumbers:
     def _others_held(self) -> Iterator[Change]:
         """Yield numbers of the user's objects whose kind differs from that at capture."""
         for name, slot, holder in self._containers.values():
-            if slot.get() is not holder:
-                yield Change(f"what holds {name}", holder, slot.get())
+            if held_in(slot) is not holder:
+                yield Change(f"what holds {name}", holder, held_in(slot))
         for name, slot in self._filled.items():
-            if type(slot.get()) is not type(self.filled[name]):
-                yield Change(name, self.filled[name], slot.get())
+            if type(held_in(slot)) is not type(self.filled[name]):
+                yield Change(name, self.filled[name], held_in(slot))
         for name, slot in self._empty.items():
             if slot.get() is not None:
                 yield Change(name, None, slot.get())
@@ -313,12 +315,18 @@ def _held_slots(
     """Return the places of objects that the step returns, by name."""
     if not names:
         return {}
-    objects = walk_objects(step, list(args))
-    held = objects_by_name(objects)
+    objects = _with_shared(walk_objects(step, list(args)))
+    held = objects_by_name(objects.contents)
     _check_known([name for name in names if name not in held], "object")
     contents = objects.contents
     # An object that no place holds, such as a hook's, stays as it is.
     return {n: next(iter(slots_of(contents, held[n])), Slot([held[n]], 0)) for n in names}
+
+
+def _with_shared(objects: ObjectGraph) -> ObjectGraph:
+    """Return an object graph with the containers of classes and modules among its contents."""
+    objects.contents += shared_containers(objects)
+    return objects
 
 
 def _check_known(missing: Sequence[str], what: str) -> None:
@@ -342,7 +350,7 @@ def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> 
     if not told:
         return {}
     objects = walk_objects(step, list(args))
-    known = told_functions(users_functions(step, objects.seen.values()), objects)
+    known = told_functions(users_code(step, objects.seen.values()).functions, objects)
     of_functions = {
         name: Slot(*known[name]) for name, method in told if not method and name in known
     }

@@ -19,33 +19,34 @@ from pardnn.backends.torch.user_step.slots import GlobalName
 
 #: While a step is traced, symbols stand for the numbers.
 _NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
+Space = type | types.ModuleType
 
 
-def users_classes(values: Iterable[Any]) -> list[type]:
-    """Return the user's classes among values and the values' own classes, bases included.
+def users_spaces(found: Iterable[Space]) -> list[Space]:
+    """Return the user's own among classes and modules, by name."""
+    return sorted(filter(is_users_code, found), key=space_name)
 
-    Args:
-        values: All objects that a step reaches.
-    """
-    kinds = dict.fromkeys(each if isinstance(each, type) else type(each) for each in values)
-    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
-    return [*filter(is_users_code, bases)]
+
+def space_name(space: Space) -> str:
+    """Return the full name of a class or module."""
+    is_class = isinstance(space, type)
+    return f"{space.__module__}.{space.__qualname__}" if is_class else space.__name__
 
 
 def class_numbers(
-    values: Iterable[Any], functions: Iterable[types.FunctionType]
+    spaces: Iterable[Space], functions: Iterable[types.FunctionType]
 ) -> Iterator[tuple[str, GlobalName, Any]]:
     """Yield name, place and value of each number of a class that code may change.
 
     Args:
-        values: All objects that a step reaches.
+        spaces: The user's classes and modules.
         functions: The user's, which may run.
     """
     stored = frozenset[str]().union(*(_stored(each.__code__) for each in functions))
-    for kind in users_classes(values) if stored else ():
-        for key, value in list(vars(kind).items()):
+    for kind in spaces if stored else ():
+        for key, value in list(vars(kind).items()) if isinstance(kind, type) else ():
             if key in stored and type(value) in _NUMBERS:
-                yield f"{kind.__module__}.{kind.__qualname__}.{key}", GlobalName(kind, key), value
+                yield f"{space_name(kind)}.{key}", GlobalName(kind, key), value
 
 
 @functools.cache

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from pardnn.backends.torch.user_step.class_numbers import users_classes
-from pardnn.backends.torch.user_step.code_names import is_users_code
+from pardnn.backends.torch.user_step.class_numbers import space_name
 from pardnn.backends.torch.user_step.object_graph import ARGUMENTS, ObjectGraph
 from pardnn.backends.torch.user_step.slots import (
     Attributes,
@@ -128,11 +127,8 @@ def all_numbers(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, tup
 
 def _shared(objects: ObjectGraph) -> Iterator[tuple[str, Slot]]:
     """Yield name and place of each number in a class or module."""
-    kinds = users_classes(objects.seen.values())
-    classes = [(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
-    seen = [each for each in objects.seen.values() if isinstance(each, types.ModuleType)]
-    modules = [(each.__name__, vars(each)) for each in filter(is_users_code, seen)]
-    for name, holder in [*classes, *modules]:
+    for space in objects.spaces:
+        name, holder = space_name(space), space if isinstance(space, type) else vars(space)
         for key, value in items_of(holder).items():
             # Not an enum member, which is more than a number.
             if type(value) in NUMBERS and not key.startswith("__"):
@@ -169,10 +165,14 @@ def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
     return next((slot for path, slot, _ in named_places(objects) if path == name), None)
 
 
-def objects_by_name(objects: ObjectGraph) -> dict[str, Any]:
-    """Return the objects and containers that a step holds; of two with one name, the first."""
+def objects_by_name(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Return the objects and containers that a step holds; of two with one name, the first.
+
+    Args:
+        contents: `ObjectGraph.contents`.
+    """
     found: dict[str, Any] = {}
-    for name, holder, _ in objects.contents:
+    for name, holder, _ in contents:
         if name not in ("", ARGUMENTS) and not isinstance(holder, types.CellType | GlobalName):
             found.setdefault(name, holder)
     return found

@@ -26,7 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.user_step.class_numbers import class_numbers
+from pardnn.backends.torch.user_step.class_numbers import class_numbers, users_spaces
 from pardnn.backends.torch.user_step.code_names import globals_named, is_library_function
 from pardnn.backends.torch.user_step.references import BYTES, cells, followed, referred
 from pardnn.backends.torch.user_step.root_names import argument_names, outer_name, root_name
@@ -41,7 +41,7 @@ from pardnn.backends.torch.user_step.slots import (
     items_of,
     tuple_items,
 )
-from pardnn.backends.torch.user_step.used_names import users_functions
+from pardnn.backends.torch.user_step.used_names import UsedNames, users_code
 
 #: The only classes of torch's that hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -105,6 +105,8 @@ class ObjectGraph:
         seen: Objects by id, kept alive so that no id is reused.
         arguments: Name and index of each argument.
         is_weak: Whether weak references are followed.
+        spaces: The user's classes and modules that objects are of or code reaches, in an order that
+            is the same on every rank; none of them is entered.
     """
 
     tensors: list[Entry] = field(default_factory=list)
@@ -117,6 +119,7 @@ class ObjectGraph:
     seen: dict[int, Any] = field(default_factory=dict)
     arguments: list[tuple[str, int]] = field(default_factory=list)
     is_weak: bool = True
+    spaces: list[type | types.ModuleType] = field(default_factory=list)
 
 
 def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = True) -> ObjectGraph:
@@ -134,19 +137,20 @@ def walk_objects(step: Callable[..., Any], args: list[Any], *, is_weak: bool = T
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry(root_name(objects.arguments), step))
     _visit_hooks(objects)
-    functions = _visit_methods(objects, step)
-    objects.contents += class_numbers(objects.seen.values(), functions)
+    found = _visit_methods(objects, step)
+    objects.spaces = users_spaces(found.spaces)
+    objects.contents += class_numbers(objects.spaces, found.functions)
     return objects
 
 
-def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> list[types.FunctionType]:
-    """Visit what methods that may run refer to, since no object holds them; return all of these."""
-    functions, num_seen = list[types.FunctionType](), -1
+def _visit_methods(objects: ObjectGraph, step: Callable[..., Any]) -> UsedNames:
+    """Visit what methods that may run refer to, since no object holds them; return what code is."""
+    found, num_seen = UsedNames(), -1
     while num_seen != (num_seen := len(objects.seen)):
-        functions = users_functions(step, list(objects.seen.values()))
-        for function in functions:
+        found = users_code(step, list(objects.seen.values()))
+        for function in found.functions:
             _visit(objects, Entry(function.__name__, function))
-    return functions
+    return found
 
 
 def _visit_hooks(objects: ObjectGraph) -> None:

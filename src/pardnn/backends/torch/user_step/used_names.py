@@ -97,6 +97,7 @@ class UsedNames:
         of_users: The names in code outside libraries.
         functions: The user's functions whose globals may be read.
         installed: The same of installed packages.
+        spaces: The user's classes and modules that code reaches, in no order.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
 
@@ -104,6 +105,7 @@ class UsedNames:
     of_users: set[str] = field(default_factory=set)
     functions: list[types.FunctionType] = field(default_factory=list)
     installed: list[types.FunctionType] = field(default_factory=list)
+    spaces: list[type | types.ModuleType] = field(default_factory=list)
     is_open: bool = False
 
     def __contains__(self, name: object) -> bool:
@@ -123,8 +125,8 @@ def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
     return search.found
 
 
-def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[types.FunctionType]:
-    """Return the user's functions that may run, methods among them.
+def users_code(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
+    """Return the user's functions that may run, methods among them, and classes and modules.
 
     Unlike `used_names`, it does not read libraries: a method that a library may call, since one of
     its classes has it, too, counts as named. Takes 1 ms for 2,500 objects.
@@ -136,7 +138,7 @@ def users_functions(step: Callable[..., Any], objects: Iterable[Any]) -> list[ty
     search = _UsersSearch()
     search.add_values((step, *objects))
     search.run()
-    return search.found.functions
+    return search.found
 
 
 class _Search:
@@ -210,6 +212,7 @@ class _Search:
                         followed.add(name)
                         is_users = not (isinstance(holder, type) and _is_of_library(holder))
                         self._follow(value, is_users=is_users)
+        self.found.spaces = [*self._classes, *self._modules.values()]
 
     def _runs(self, holder: type | types.ModuleType, name: str) -> bool:
         """Whether a class's or module's item may run without being named."""

@@ -165,7 +165,7 @@ class Meter:
 
     @classmethod
     def collect(cls, loss: torch.Tensor) -> None:
-        cls.losses.append(loss.item())
+        cls.losses.insert(0, loss.item())
 
     @classmethod
     def look_up(cls, _loss: torch.Tensor) -> None:

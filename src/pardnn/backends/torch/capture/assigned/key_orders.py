@@ -41,7 +41,7 @@ def key_orders(
         names: The names of tensors by id.
         is_first: Whether it is the first one; later ones begin with attributes that capture sets.
     """
-    named = objects_by_name(objects)
+    named = objects_by_name(objects.contents)
     return dict(_of_new_states(objects, names) if is_first else ()) | {
         name: [*keys]
         for name, holder, content in objects.contents

@@ -7,31 +7,35 @@ Idea: compare the classes of all objects that the step reaches before and after 
 that were there before the first trace are followed, like those of objects. Anything else that
 changes again after the first trace, or that receives a number or tensor of the trace, is refused.
 What only the first step sets remains, as after an eager step: a flag that a warning was given, a
-table of plain values. Containers of the user's other modules, `settings.log.append(...)`, are
-compared in the same way.
+table of plain values. Containers of the user's other modules, `settings.counts.clear()`, are
+compared in the same way, and so are the attributes of the user's objects in both, `settings.meter`.
+Containers that a step only fills are replaced by recorders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import operator
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.capture.refusals.changed_state import changed_class, changed_module
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.class_numbers import users_classes
-from pardnn.backends.torch.user_step.code_names import is_library_module
+from pardnn.backends.torch.user_step.class_numbers import Space
+from pardnn.backends.torch.user_step.code_names import is_users_code
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _CONTAINERS = (list, dict, set, deque)
 #: Code, which no step changes without rebinding its name: that is looked at elsewhere.
 _OF_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
+_OTHERS = (type, types.ModuleType, torch.nn.Module, torch.Tensor)
 #: How many containers around another one are looked into.
 _MAX_DEPTH = 4
 
@@ -40,15 +44,16 @@ class Held(NamedTuple):
     """What a class or module holds.
 
     Attributes:
-        values: Its attributes by name; of a module those that are containers.
-        contents: The containers in them, with the attribute of each and a copy of what it holds.
+        values: Its attributes by name; of a module those that hold others.
+        contents: The containers in them, attributes of the user's objects included, with the
+            attribute of each and a copy of what it holds.
     """
 
     values: dict[str, Any]
     contents: list[tuple[str, Any, Any]]
 
 
-ClassAttributes = dict[type | types.ModuleType, Held]
+ClassAttributes = dict[Space, Held]
 
 
 def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -> ClassAttributes:
@@ -56,19 +61,20 @@ def class_attributes(objects: ObjectGraph, used: Container[str] | None = None) -
 
     Args:
         objects: The object graph of the step.
-        used: The names in code that may run, see `used_names`: other containers of modules are
+        used: The names in code that may run, see `used_names`: what modules hold under others is
             left out. A data set in one can be large.
     """
-    kinds = users_classes(objects.seen.values())
-    found: ClassAttributes = {kind: _held(_values(kind)) for kind in kinds}
-    for module in objects.seen.values():
-        if isinstance(module, types.ModuleType) and not is_library_module(module):
+    found: ClassAttributes = {}
+    for space in objects.spaces:
+        values = _values(space)
+        if isinstance(space, types.ModuleType):
             # What the step's own names lead to is followed like any object.
-            found[module] = _held({
-                key: value for key, value in _values(module).items()
-                if isinstance(value, _CONTAINERS) and id(value) not in objects.seen
+            values = {
+                key: value for key, value in values.items()
+                if _is_entered(type(value)) and id(value) not in objects.seen
                 and (used is None or key in used)
-            })  # fmt: skip
+            }  # fmt: skip
+        found[space] = _held(values, objects.seen)
     return found
 
 
@@ -76,6 +82,7 @@ def check_class_attributes(
     before: ClassAttributes,
     line: Callable[[str], str | None] = lambda _name: None,
     followed: Collection[tuple[type, str]] = (),
+    filled: Collection[int] = (),
     *,
     is_first: bool,
 ) -> None:
@@ -85,6 +92,7 @@ def check_class_attributes(
         before: The result of `class_attributes` before the trace.
         line: Returns where the user's code changes an attribute.
         followed: Numbers of classes that are followed.
+        filled: Ids of containers that recorders will replace in later traces.
         is_first: Whether it was the first step, whose values may remain.
 
     Raises:
@@ -97,7 +105,11 @@ def check_class_attributes(
             if not (key in then.values and _is_same(value, then.values[key]))
             and not ((kind, key) in followed and not isinstance(value, bool | FakeTensor))
         ]
-        changed += [(key, x) for key, x, content in then.contents if not _has_same(x, content)]
+        changed += [
+            (key, x)
+            for key, x, content in then.contents
+            if id(x) not in filled and not _has_same(x, content)
+        ]
         for key, value in changed:
             if not is_first or _is_traced(value):
                 refusal = changed_module if isinstance(kind, types.ModuleType) else changed_class
@@ -120,7 +132,7 @@ def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
         raise
 
 
-def _values(kind: type | types.ModuleType) -> dict[str, Any]:
+def _values(kind: Space) -> dict[str, Any]:
     """Return the attributes of a class or module that are no code and not special."""
     return {
         key: value
@@ -130,7 +142,7 @@ def _values(kind: type | types.ModuleType) -> dict[str, Any]:
     }
 
 
-def _values_now(kind: type | types.ModuleType, then: Held) -> dict[str, Any]:
+def _values_now(kind: Space, then: Held) -> dict[str, Any]:
     """Return what a class holds now, or what those names of a module hold that are compared."""
     found = _values(kind)
     if isinstance(kind, type):
@@ -138,17 +150,27 @@ def _values_now(kind: type | types.ModuleType, then: Held) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key in then.values}
 
 
-def _held(values: dict[str, Any]) -> Held:
+def _held(values: dict[str, Any], known: Container[int]) -> Held:
     contents: list[tuple[str, Any, Any]] = []
     seen = set[int]()
     for name, value in values.items():
         level = [value]
         for _ in range(_MAX_DEPTH + 1):
-            level = [x for x in level if isinstance(x, _CONTAINERS) and id(x) not in seen]
+            level = [x for x in level if _is_entered(type(x)) and id(x) not in seen]
             seen.update(map(id, level))
+            level = [x for x in level if id(x) not in known]
+            level = [x if isinstance(x, _CONTAINERS) else vars(x) for x in level]
             contents += ((name, each, copy.copy(each)) for each in level)
             level = [item for each in level for item in _items(each)]
     return Held(values, contents)
+
+
+@functools.cache
+def _is_entered(kind: type) -> bool:
+    """Whether a class is that of containers, or the user's with attributes in a dictionary."""
+    if issubclass(kind, _CONTAINERS):
+        return not hasattr(kind, "is_pardnn_recorder")
+    return not issubclass(kind, _OTHERS) and is_users_code(kind) and kind.__dictoffset__ != 0
 
 
 def _items(container: Any) -> Iterable[Any]:
@@ -169,10 +191,14 @@ def _has_same(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if isinstance(container, dict):
-        return all(key in content and content[key] is item for key, item in container.items())
+        return all(key in content and _is_one(x, content[key]) for key, x in container.items())
     if isinstance(container, set):
         return container == content
     return all(map(operator.is_, container, content))
+
+
+def _is_one(value: Any, old: Any) -> bool:
+    return value is old or _is_same(value, old)
 
 
 def _is_traced(value: Any, depth: int = 0) -> bool:
@@ -182,7 +208,7 @@ def _is_traced(value: Any, depth: int = 0) -> bool:
     return is_entered and any(_is_traced(each, depth + 1) for each in _items(value))
 
 
-def _restore(kind: type | types.ModuleType, then: Held) -> None:
+def _restore(kind: Space, then: Held) -> None:
     for key in _values_now(kind, then).keys() - then.values.keys():
         delattr(kind, key)
     for key, value in then.values.items():

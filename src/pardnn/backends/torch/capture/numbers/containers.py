@@ -33,6 +33,8 @@ from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 #: Containers within containers deeper than this are not followed.
 _MAX_DEPTH = 4
+#: A key that is a tensor, in a name.
+_OF_TENSOR = re.compile(r"<\d+>")
 #: Members that a recorder takes from its type.
 _OWN = frozenset({
     "__class__", "__class_getitem__", "__delattr__", "__dir__", "__doc__", "__getattribute__",
@@ -79,6 +81,7 @@ def filled_containers(
     without: Collection[str],
     known: Collection[str],
     stood_for: Mapping[int, torch.Tensor],
+    shared: Iterable[tuple[str, Any, Any]] = (),
 ) -> dict[str, Filled]:
     """Return the containers that the first step has filled with results, by name.
 
@@ -87,18 +90,19 @@ def filled_containers(
         without: Names of containers with other known uses.
         known: Names of those that other paths of the step fill; included if that changes nothing.
         stood_for: By the id of a placeholder, the tensor that it replaces, which is no new item.
+        shared: See `shared_containers`.
     """
     is_same = functools.partial(_is_same, stood_for)
     bound = [e for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
     prefixes = tuple(f"{entry.name}." for entry in bound)
     modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
     tables = {id(m.__dict__[k]) for m in modules for k in ("_parameters", "_buffers", "_modules")}
-    eligible = [each for each in objects.contents if type(each[1]) in _RECORDERS]
+    eligible = [x for x in (*objects.contents, *shared) if type(x[1]) in _RECORDERS]
     counts = Counter(name for name, _, _ in eligible)
     eligible = [
         (name, holder, content)
         for name, holder, content in eligible
-        if name not in without and counts[name] == 1 and "<" not in name
+        if name not in without and counts[name] == 1 and not _OF_TENSOR.search(name)
         if id(holder) not in tables and not name.startswith(prefixes)
     ]
     filled = {
@@ -183,12 +187,12 @@ def is_told(value: Any, depth: int = 0) -> bool:
 
 @contextlib.contextmanager
 def recorders_inserted(
-    objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
+    contents: Iterable[tuple[str, Any, Any]], filled: Mapping[str, Filled], note: Note
 ) -> Iterator[list[str]]:
     """Put a recorder in place of each container while the context is open.
 
     Args:
-        objects: The object graph of the step.
+        contents: What the step's objects, classes and modules hold, as in `ObjectGraph.contents`.
         filled: The containers by name.
         note: Called with what the recorders note.
 
@@ -206,7 +210,7 @@ def recorders_inserted(
         note(name, keys, method, args)
 
     made = {name: _recorder_of(x.holder, noting, name) for name, x in filled.items()}
-    slots = {n: slots_of(objects.contents, x.holder) for n, x in filled.items()}
+    slots = {n: slots_of(contents, x.holder) for n, x in filled.items()}
     for name in made:
         for slot in slots[name]:
             slot.set(made[name])

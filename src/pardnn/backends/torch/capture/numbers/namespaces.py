@@ -16,11 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.capture.refusals.changed_state import bound_name
-from pardnn.backends.torch.user_step.code_names import (
-    is_library_function,
-    is_library_module,
-    names_in,
-)
+from pardnn.backends.torch.user_step.code_names import is_library_function, names_in
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.references import cells
 from pardnn.backends.torch.user_step.slots import GlobalName
@@ -48,11 +44,11 @@ def namespaces(objects: ObjectGraph) -> list[_Namespace]:
     """
     found: dict[int, dict[str, Any]] = {id(vars(builtins)): vars(builtins)}
     for value in objects.seen.values():
-        if isinstance(value, types.FunctionType):
-            if not is_library_function(value):
-                found[id(value.__globals__)] = value.__globals__
-        elif isinstance(value, types.ModuleType) and not is_library_module(value):
-            found[id(vars(value))] = vars(value)
+        if isinstance(value, types.FunctionType) and not is_library_function(value):
+            found[id(value.__globals__)] = value.__globals__
+    for space in objects.spaces:
+        if isinstance(space, types.ModuleType):
+            found[id(vars(space))] = vars(space)
     known: dict[int, set[str]] = {}
     for _, holder, _ in objects.contents:
         if isinstance(holder, GlobalName):

@@ -86,8 +86,9 @@ def changed_class(kind: str, key: str, where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
-        "Of a class, numbers are followed that it has before the first step. Keep anything else\n"
-        f"in an object that was made before the step, meter = Meter(), as meter.{key}.",
+        "Of a class, numbers are followed that it has before the first step, and lists and\n"
+        "dictionaries that the step only fills: append, extend, history[name] = x. Keep anything\n"
+        f"else in an object that was made before the step, meter = Meter(), as meter.{key}.",
         "E804",
         changed=[f"{kind}.{key}"],
     )
@@ -97,7 +98,8 @@ def changed_module(module: str, key: str, where: str | None) -> UnsupportedError
     """Return E804: a step that changes a container of a module that its own code only names."""
     return error_at(
         where,
-        f"the step changes what {key!r} of the module {module!r} holds{at(where)}.\n"
+        f"the step changes what {key!r} of the module {module!r} holds{at(where)},\n"
+        "and does more with it than fill it (append, extend, log[name] = x).\n"
         f"Import it by name, from {module} import {key}: then it is followed like one of your own.",
         "E804",
         changed=[f"{module}.{key}"],
