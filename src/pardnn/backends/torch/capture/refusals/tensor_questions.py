@@ -156,7 +156,7 @@ def through_earlier_steps(name: str) -> UnsupportedError:
     """
     return UnsupportedError(
         f"the backward pass{users_line()} goes on through {shown(name)} into the step before,\n"
-        "which computed that from tensors that require gradients. The graph begins with this step.\n"
+        "which computed that from tensors that require gradients. The graph begins with this one.\n"
         "Cut it where the tensor is kept: self.hidden = hidden.detach().",
         code="E807",
         details={"tensor": name},
