@@ -8,13 +8,14 @@ nobody. The ranks take it as they take any tensor that they do not know. So do t
 0, if the graph was captured while that was in the place: to `self.total += loss.detach()`, a tensor
 of zeros is the same.
 
-Complexity: O(state) where something else than the batch has changed.
+Complexity: O(state) where nothing but tensors has changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -47,10 +48,7 @@ class NewTensors:
         self, state: LiveState, program: Program, binding: Binding, constants: Constants
     ) -> None:
         self._state, self._sources, self._constants = state, binding.sources, constants
-        live = {name: binding.sources[name].get() for name in program.state}
-        self._names = {id(x): name for name, x in live.items() if isinstance(x, torch.Tensor)}
-        self._counts = Counter(map(id, live.values()))
-        self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
+        self._program = program
         noted = program.whole.step_notes.get("zeros", ())
         zeros = [binding.sources[name] for name, *_ in noted if name in program.state]
         self._zeros = {place(source.slots[0]): source.name for source in zeros}
@@ -62,19 +60,26 @@ class NewTensors:
             changes: What differs from the values for which the graph holds.
             batch: The batch of this call.
         """
-        given, found = set(map(id, batch.tensors.values())), dict[str, Any]()
+        found, others = dict[str, Any](), list[tuple[Any, Any]]()
         for change in changes:
             if is_zero(change.now) and change.place in self._zeros:
                 found[self._zeros[change.place]] = change.now
                 continue
             pairs = [*_pairs(change.then, change.now)]
-            if not pairs:  # something else than a value, such as whether there is one
+            # Without any, something else than a value has changed, such as whether there is one.
+            if not pairs or not all(isinstance(each, torch.Tensor) for each in chain(*pairs)):
                 return None
-            for old, new in pairs:
-                name = self._names.get(id(new))
-                if name is None or id(new) in given or not self._is_alike(name, old, new):
-                    return None
-                found[name] = new
+            others += pairs
+        if not others:
+            return found
+        given = set(map(id, batch.tensors.values()))
+        live = [(name, self._sources[name].get()) for name in self._program.state]
+        names, counts = {id(x): name for name, x in live}, Counter(id(x) for _, x in live)
+        for old, new in others:
+            name = names.get(id(new)) if counts[id(new)] == 1 and id(new) not in given else None
+            if name is None or not self._is_alike(name, old, new):
+                return None
+            found[name] = new
         return found
 
     def exchanged(self, changes: Sequence[Change]) -> list[tuple[Any, Any]]:
@@ -89,20 +94,19 @@ class NewTensors:
         name = self._zeros.get(change.place) if is_zero(change.now) else None
         return change.now if name is None else self._sources[name].get()
 
-    def _is_alike(self, name: str, old: Any, new: Any) -> bool:
+    def _is_alike(self, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:
         """Whether a graph that reads `old` holds for `new`, which is in the place of a source."""
         source, held = self._sources[name], self._state.held(new)
-        if not isinstance(old, torch.Tensor) or self._counts[id(new)] > 1:
-            return False
+        output = next(x.outputs[0] for x in self._program.sources.values() if x.name == name)
         if attributes_of(old) or attributes_of(new) or self._constants.has(old):
             return False
         if self._state.held(old) is None or self._state.shares_storage(old):
             return False
         if held is not None:  # put there for another step, or exchanged with another one
             is_own = not self._state.shares_storage(new)
-            return is_own and _geometry(held.tensor) == _geometry(self._outputs[name])
+            return is_own and _geometry(held.tensor) == _geometry(output)
         is_here = old.device == new.device and _is_everywhere(source, new)
-        return is_here and _could_be(new, self._outputs[name])
+        return is_here and _could_be(new, output)
 
 
 def _pairs(then: Any, now: Any) -> Iterator[tuple[Any, Any]]:
