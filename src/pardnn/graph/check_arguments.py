@@ -194,21 +194,6 @@ def _list_of_names(op: Op, value: Any) -> str | None:
     return None if is_names else "is not a list of names"
 
 
-def _tensors_by_name(op: Op, value: Any) -> str | None:
-    rows: list[Any] = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [0]
-    return None if all(map(_is_tensor, rows)) else "is not a list of names, dtypes and shapes"
-
-
-def _is_tensor(row: Any) -> bool:
-    if not isinstance(row, list | tuple) or len(cast("Sequence[Any]", row)) != 3:
-        return False
-    name, dtype, shape = cast("Sequence[Any]", row)
-    is_shape = isinstance(shape, list | tuple)
-    sizes = list(cast("Sequence[Any]", shape)) if is_shape else [-1]
-    are_sizes = all(type(size) is int and size >= 0 for size in sizes)
-    return isinstance(name, str) and are_sizes and isinstance(dtype, dict) and "dtype" in dtype
-
-
 def _text(value: Any) -> str:
     return shown(value) if isinstance(value, str) else shown(repr(value))[1:-1]
 
@@ -230,6 +215,6 @@ _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "schedules": _list_of_names, "result": lambda op, value: None,
     "opening": _of_type(bool, "a truth value"), "unread": _list_of_names,
     "replaced": _list_of_names,
-    "zeros": _tensors_by_name,
+    "zeros": _list_of_names,
     "contents": _list_of_names,
 }  # fmt: skip

@@ -25,7 +25,6 @@ from pardnn.backends.torch.capture.assigned.large_contents import large_contents
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
 from pardnn.backends.torch.capture.choices.flags import Flags
 from pardnn.backends.torch.capture.fake_cache import FakeCache
-from pardnn.backends.torch.capture.first_step.batch_numbers import BatchNumbers, batch_numbers
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, first_difference
 from pardnn.backends.torch.capture.first_step.first_use import (
     NOTHING_KEPT,
@@ -138,7 +137,6 @@ def capture_step(
     filled: Collection[str] = (),
     live: Collection[str] = (),
     flags: Collection[str] = (),
-    given: BatchNumbers | None = None,
 ) -> Captured:
     """Capture a step, including one whose tensors are sharded over ranks.
 
@@ -152,7 +150,6 @@ def capture_step(
         filled: Names of containers that other paths of the same step only fill.
         live: Names of numbers of objects that change between calls; inputs if it reads them.
         flags: Names of buffers that other paths of the same step treat as constants.
-        given: Numbers 0 in whose places the batch now has tensors.
 
     Raises:
         PardnnError: As `capture` does.
@@ -164,7 +161,7 @@ def capture_step(
     mode = fake_mode_of(entry.value for entry in original.tensors)
     taken = Flags(original, batch, whole_of, flags)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders, taken)
-    session = _Session(traces, original, must_train, has_loss, frozenset(live), given)
+    session = _Session(traces, original, must_train, has_loss, frozenset(live))
     with (
         generators_restored(), collector_paused(), access_allowed(),
         class_attributes_restored(original),
@@ -172,18 +169,11 @@ def capture_step(
         try:
             return session.noted(session.captured(name or getattr(step, "__name__", "step")))
         except PardnnError as error:
-            found = batch_numbers(error, session.first, original, batch)
-            if found is None or given is not None:
-                raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
+            raise as_refused(error)  # noqa: B904 (it is that error, or stands for it)
         finally:
             traces.note_caches()  # also of a first step that alone calls a cached function
             traces.clear_caches()
             restore(original.contents)
-    with found.replaced():
-        return capture_step(
-            step, args, name=name, whole_of=whole_of, must_train=must_train, has_loss=has_loss,
-            filled=filled, live=live, flags=flags, given=found,
-        )  # fmt: skip
 
 
 @dataclass(repr=False)
@@ -196,7 +186,6 @@ class _Session:
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
         live: Names of numbers of objects that change between calls.
-        given: Numbers 0 in whose places the batch has tensors.
         first: Trace of the first step.
         repeated: Traces the step that was captured again, and such a trace and where it began.
     """
@@ -206,7 +195,6 @@ class _Session:
     must_train: bool
     has_loss: bool
     live: frozenset[str]
-    given: BatchNumbers | None = None
     first: StepTrace | None = None
     repeated: Any = None
 
@@ -261,7 +249,7 @@ class _Session:
                     if not assignments.is_settled(trace, settled, again):
                         continue
                     irregular = without_first_value(first, trace, initial, irregular)
-                    difference = first_difference(first, trace, irregular, numbers, self.given)
+                    difference = first_difference(first, trace, irregular, numbers)
                     if difference and assignments.unkeep(constants.values, settled):
                         constants = NOTHING_KEPT
                         continue
@@ -336,7 +324,6 @@ class _Session:
         first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
         first.filled = self.traces.recorders.take_filled(first.stood_for)
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
-        first.zeros = sorted({*first.zeros, *(self.given.changes if self.given else ())})
         defaults = put_back(self.original.contents)
         kept = {*created[0], *created[2].values}
         assignments, settled = Assignments(first, kept, self.traces.objects), self.traces.objects()

@@ -31,7 +31,6 @@ from pardnn.backends.torch.capture.to_graph import (
     name_calls,
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, storages_read
-from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.user_step.sources import Source, is_on_meta
 from pardnn.graph.ir import Graph, is_in_group
 
@@ -86,18 +85,13 @@ def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
 
     Of those that `source_updates` found replaced by others: whoever still holds an old tensor finds
     the old content in it. Those that the step also writes in place are left out, since their
-    holders see some of what it wrote. And of those that were the number 0 before the first step:
-    name, dtype and shape.
+    holders see some of what it wrote. And of those that were the number 0 before the first step.
 
     Args:
         trace: The trace of the step that repeats.
         first: That of the first step; None of a first step that is a graph of its own.
     """
-    zeros = [
-        [name, encode(geometry[3], str), list(geometry[0])]
-        for name in (first.zeros if first else ())
-        if name in trace.values and (geometry := trace.values[name].geometry) is not None
-    ]
+    zeros = [name for name in (first.zeros if first else ()) if name in trace.sources]
     notes = {"replaced": trace.replaced, "zeros": zeros}
     return {key: names for key, names in notes.items() if names}
 

@@ -14,7 +14,6 @@ from pardnn.backends.torch.devices import one_element
 from pardnn.backends.torch.ops.host_memory import new_state, on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
-from pardnn.backends.torch.runtime.batch_zeros import BatchZeros
 from pardnn.backends.torch.runtime.failures import naming_what_is_made_whole
 from pardnn.backends.torch.runtime.filled_containers import filled_names, rebind
 from pardnn.backends.torch.runtime.granted_values import GrantedValues
@@ -78,8 +77,6 @@ class Binding:
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
-        self._zeros = BatchZeros(graph, device)
-        self.put_zeros(self.example())
         found = outside(filled_names(graph), sources(step, args, graph))
         self.sources = {source.name: source for source in found}
         self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
@@ -267,15 +264,6 @@ class Binding:
     def example(self) -> tuple[Any, ...]:
         """Return the example batch: the arguments that are neither model nor optimizer."""
         return tuple(self._args[i] for i in self._batch)
-
-    @property
-    def zeros_of_batch(self) -> frozenset[str]:
-        """Names of tensors of the batch in whose places the number 0 may be."""
-        return self._zeros.names
-
-    def put_zeros(self, batch: Sequence[Any]) -> None:
-        """Put tensors in the places of `zeros_of_batch` where a batch has the number 0."""
-        self._zeros.put([(self._names[i], arg) for i, arg in zip(self._batch, batch, strict=True)])
 
     def example_values(self) -> dict[str, Any]:
         """Return the live tensors of the example batch by name."""

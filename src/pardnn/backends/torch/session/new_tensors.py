@@ -50,7 +50,7 @@ class NewTensors:
         self._state, self._sources, self._constants = state, binding.sources, constants
         self._program = program
         noted = program.whole.step_notes.get("zeros", ())
-        zeros = [binding.sources[name] for name, *_ in noted if name in program.state]
+        zeros = [binding.sources[name] for name in noted if name in program.state]
         self._zeros = {place(source.slots[0]): source.name for source in zeros}
 
     def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, Any] | None:

@@ -155,9 +155,6 @@ class Variants:
         try:
             self.refresh()
             is_told = self.follow_data()
-            zeros = self.current.binding.zeros_of_batch
-            if zeros and all(zeros <= each.binding.zeros_of_batch for each in self._known):
-                self.current.binding.put_zeros(values)
             batch = self.current.binding.read(values)
             variant = self._choose(batch, is_told=is_told)
             self._agree(variant)
@@ -223,8 +220,6 @@ class Variants:
         return True
 
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
-        if variant.binding.zeros_of_batch:  # a capture has put tensors there since
-            batch = variant.binding.read(batch.values)
         inputs = variant.binding.batch_inputs(batch)
         key = f" {variant.number}" if variant.number else ""
         check_same_batch(self._world, inputs, len(self._history.step_s), key)

@@ -35,7 +35,8 @@ class Trainer:
     def step(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.cell(x, self.hidden)
         rest = self.terms[0] + self.twice["a"] * self.twice["b"]
-        loss = (self.weight * self.cell.scale * hidden[0] + rest).square().mean()
+        weight = self.weight * getattr(self.weight, "gain", 1.0)
+        loss = (weight * self.cell.scale * hidden[0] + rest).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -141,6 +142,11 @@ def trained(trainer: Trainer) -> None:
     trainer.weight = torch.ones(3, 1, requires_grad=True)
 
 
+def marked(trainer: Trainer) -> None:
+    trainer.weight = torch.ones(3, 1)
+    trainer.weight.gain = 2.0  # pyright: ignore
+
+
 def double(trainer: Trainer) -> None:
     trainer.weight = torch.ones(3, 1, dtype=torch.float64)
 
@@ -150,7 +156,7 @@ def column_of_two(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [one_of_two, view, expanded, shared, trained, double, column_of_two]
+    "event", [one_of_two, view, expanded, shared, trained, marked, double, column_of_two]
 )
 def test_what_the_graph_does_not_hold_for_is_captured(event: Event) -> None:
     events = [event, hidden]
@@ -212,3 +218,36 @@ def test_what_shows_no_other_value_is_a_change_all_the_same() -> None:
         return [each is None for each in found]
 
     assert run_ranks(1, body)[0].value == [True, False]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_another_step_takes_them_too(size: int) -> None:
+    def run(trainer: Trainer, step: Callable[..., Any], other: Callable[..., Any]) -> list[float]:
+        found = []
+        for i in range(3):
+            column(trainer)
+            hidden(trainer)
+            found += [each(batch(i)).item() for each in (step, other, step, other)]
+        return found
+
+    def other_of(trainer: Trainer) -> Callable[..., Any]:
+        def other(x: torch.Tensor) -> torch.Tensor:
+            loss = (trainer.weight * trainer.cell(x, trainer.hidden)[0]).square().sum()
+            trainer.optimizer.zero_grad()
+            loss.backward()
+            trainer.optimizer.step()
+            return loss
+
+        return other
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, size, path, 20).close()
+        trainer = Trainer()
+        given = {"decide": scattered, "timeout": 20, "device": "cpu"}
+        steps = [parallelize(s, batch(0), **given) for s in (trainer.step, other_of(trainer))]
+        return run(trainer, *steps)
+
+    wanted = run_ranks(1, lambda _r, _p: run(t := Trainer(), t.step, other_of(t)))[0].value
+    for outcome in run_ranks(size, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == wanted

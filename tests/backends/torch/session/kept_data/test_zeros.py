@@ -9,6 +9,7 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.user_step.held_numbers import is_zero
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -186,37 +187,8 @@ def test_zeros_that_no_capture_has_seen_are_captured() -> None:
     assert outcome.value == [expected.value, 2]
 
 
-@pytest.mark.parametrize("size", long_but([2], [1, 2]))
-def test_a_batch_may_hold_them(size: int) -> None:
-    def step_of(trainer: Trainer) -> Callable[..., Any]:
-        def step(x: torch.Tensor, meter: Meter, sums: dict[str, Any]) -> torch.Tensor:
-            out, loss = trainer.trained(x)
-            meter.update(loss.detach(), len(x))
-            sums["loss"] += loss.detach()
-            sums["last"] = out
-            return loss
-
-        return step
-
-    def trained(run: Callable[..., Any], meter: Meter) -> list[Any]:
-        found, sums = [], dict[str, Any]()
-        for i in range(7):
-            if i % 3 == 0:
-                meter.reset()
-                sums = {"loss": 0.0, "last": 0}
-            run(batch(i), meter, sums)
-            held = meter.sum, meter.value, sums["loss"], sums["last"]
-            found.append([*map(_plain, held), meter.count])
-        return found
-
-    def body(rank: int, path: str) -> Any:
-        connect(rank, size, path, 20).close()
-        meter, step = Meter(), step_of(Trainer())
-        given = batch(0), meter, {"loss": 0.0, "last": 0}
-        fast = parallelize(step, *given, decide=scattered, timeout=20, device="cpu")
-        return trained(fast, meter), fast.captures
-
-    wanted = trained(step_of(Trainer()), Meter())
-    for outcome in run_ranks(size, body):
-        assert outcome.status == 0, outcome.error
-        assert outcome.value == [wanted, 1]
+@pytest.mark.parametrize(
+    ("value", "is_one"), [(0, True), (0.0, True), (-0.0, False), (False, False), (1, False)]
+)
+def test_zero_has_no_sign_and_is_no_flag(value: Any, is_one: bool) -> None:
+    assert is_zero(value) == is_one

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.assigned.contents import Leaf
-from pardnn.backends.torch.capture.first_step.batch_numbers import BatchNumbers
 from pardnn.backends.torch.capture.first_step.numbering import Numbering
 from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace
 from pardnn.backends.torch.capture.numbers.effects import told_numbers
@@ -59,11 +58,7 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
 
 
 def first_difference(
-    first: StepTrace,
-    trace: StepTrace,
-    irregular: Collection[str],
-    numbers: Numbers,
-    given: BatchNumbers | None = None,
+    first: StepTrace, trace: StepTrace, irregular: Collection[str], numbers: Numbers
 ) -> UnsupportedError | None:
     """Return E806 if the first step cannot run like the later ones; None if it can.
 
@@ -74,18 +69,7 @@ def first_difference(
         trace: The trace of the step that repeats, from the first values.
         irregular: Names of states without a first value, which get another error.
         numbers: The numbers that objects hold before and after the first step.
-        given: Numbers 0 in whose places the batch has tensors; the step with them is compared, too.
     """
-    found = _difference(first, trace, irregular, numbers)
-    if found is None and given is not None:
-        found = _difference(given.first, trace, irregular, numbers, given.changes)
-    return found
-
-
-def _difference(
-    first: StepTrace, trace: StepTrace, irregular: Collection[str], numbers: Numbers,
-    zeros: Collection[str] = (),
-) -> UnsupportedError | None:  # fmt: skip
     if left := _left_once(first, trace, numbers):
         return leaves_once(min(left))
     if nested := numbers.within & trace.changed.keys():
@@ -96,7 +80,6 @@ def _difference(
         for name, value in trace.values.items()
         if "initial" in (value.call.arguments or {}) and name not in first.values
     }
-    starts |= dict.fromkeys(zeros, 0.0)
     one, other = NumberedTrace(first, numbering, {}), NumberedTrace(trace, numbering, starts)
     mine, its = dict(_outcomes(first, one)), dict(_outcomes(trace, other))
     its |= {
