@@ -57,6 +57,16 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((1 + sum(steps) if tensor.numel() else 0,), (1,))
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the content of a tensor as a vector of bytes, in the memory of a contiguous one."""
+    return elements_of(tensor.detach().contiguous()).view(torch.uint8)
+
+
+def memory_uses(tensor: torch.Tensor) -> int:
+    """Return how often a tensor's memory is referred to, by views and NumPy arrays, too."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
 def plain(value: Any, device: torch.device | None = None) -> Any:
     """Return a tensor detached and on the device, without a copy if it is already there.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.devices import bytes_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.access import SpreadObjects, access_allowed
@@ -197,4 +197,4 @@ def chunks(value: torch.Tensor) -> Iterator[memoryview]:
 
 def memory(value: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the host."""
-    return memoryview(elements_of(value).view(torch.uint8).numpy())
+    return memoryview(bytes_of(value).numpy())

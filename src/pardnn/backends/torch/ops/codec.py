@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.devices import bytes_of
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
 from pardnn.backends.torch.ops.kernel_memory import LARGER, compact
 from pardnn.backends.torch.ops.memory_formats import BACKWARD, FORWARD, in_format, in_format_of
@@ -348,7 +348,7 @@ def draw_arguments(
 
 def encode_constant(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the `arguments` of a constant: base64 of the bytes of a tensor on the host."""
-    content = elements_of(tensor.detach().contiguous()).view(torch.uint8).numpy().tobytes()
+    content = bytes_of(tensor).numpy().tobytes()
     return {"data": base64.b64encode(content).decode()}
 
 

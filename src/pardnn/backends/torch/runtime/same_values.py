@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.devices import bytes_of
 from pardnn.errors import MismatchError, shown
 
 #: Steps between two comparisons of batches: an exchange takes about 1 ms.
@@ -44,8 +44,7 @@ def checksum(value: Any) -> int | None:
         return None
     if value.layout != torch.strided:
         return None
-    flat = elements_of(value.detach().resolve_conj().resolve_neg().contiguous().cpu())
-    data = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    data = bytes_of(value.detach().resolve_conj().resolve_neg().cpu()).numpy()
     return zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode(), zlib.crc32(data))
 
 

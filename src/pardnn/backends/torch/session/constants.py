@@ -17,7 +17,7 @@ import torch
 
 from pardnn.backends.torch.capture.refusals.unsupported import at
 from pardnn.backends.torch.capture.trace_ir import Value
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.devices import bytes_of
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.sources import WholeOf, is_whole
 from pardnn.errors import MismatchError
@@ -93,4 +93,4 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _content(tensor: torch.Tensor) -> bytes:
-    return elements_of(tensor.detach().contiguous()).view(torch.uint8).numpy().tobytes()
+    return bytes_of(tensor).numpy().tobytes()

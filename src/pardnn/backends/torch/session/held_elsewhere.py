@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.devices import memory_uses
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.session.live_state import LiveState
@@ -109,8 +110,7 @@ def _counts(source: Source) -> tuple[int, ...]:
     tensor = source.get()
     if not isinstance(tensor, torch.Tensor):
         return ()
-    memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return sys.getrefcount(tensor), memory, *map(sys.getrefcount, _tuples(source))
+    return sys.getrefcount(tensor), memory_uses(tensor), *map(sys.getrefcount, _tuples(source))
 
 
 def _tuples(source: Source) -> Iterator[tuple[Any, ...]]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.wire_format import has_strides
-from pardnn.backends.torch.devices import empty_tensor, strides_of
+from pardnn.backends.torch.devices import empty_tensor, memory_uses, strides_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.input_checks import Batch, kind_of
 from pardnn.backends.torch.runtime.program import Program
@@ -132,16 +132,12 @@ def _could_be(tensor: torch.Tensor, output: Tensor) -> bool:
     strides = strides_of(output)
     if tensor.layout != torch.strided or not has_strides(tensor, strides):
         return False
-    return _uses(tensor) == _OF_ONE
+    return memory_uses(tensor) == _OF_ONE
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, strides_of(tensor)
 
 
-def _uses(tensor: torch.Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
 #: How often memory is used while one tensor holds it, and a question is asked.
-_OF_ONE = _uses(torch.empty(1))
+_OF_ONE = memory_uses(torch.empty(1))
