@@ -168,8 +168,9 @@ class Parallel(Checkpointed):
     def _follow(self, *, is_asked: bool = True) -> TrainingState:
         executor, binding = self._executor, self._binding
         self._training.follow(
-            executor.program, binding, executor.live_values, self._variants.stale, is_asked=is_asked
-        )
+            executor.program, binding, executor.live_values,
+            self._variants.not_carried(self._variants.current), is_asked=is_asked,
+        )  # fmt: skip
         return self._training
 
     def _located(self) -> tuple[Program, Mapping[str, Any]]:

@@ -35,6 +35,7 @@ from pardnn.backends.torch.capture.first_step.first_use import (
     created_tensors,
     without_first_value,
 )
+from pardnn.backends.torch.capture.first_step.gradients import gradient_names
 from pardnn.backends.torch.capture.first_step.opening import (
     NotFollowed,
     created_numbers,
@@ -137,6 +138,7 @@ def capture_step(
     filled: Collection[str] = (),
     live: Collection[str] = (),
     flags: Collection[str] = (),
+    presumed: Collection[str] = (),
 ) -> Captured:
     """Capture a step, including one whose tensors are sharded over ranks.
 
@@ -150,6 +152,7 @@ def capture_step(
         filled: Names of containers that other paths of the same step only fill.
         live: Names of numbers of objects that change between calls; inputs if it reads them.
         flags: Names of buffers that other paths of the same step treat as constants.
+        presumed: Names of parameters that are taken to have a gradient, although it is None.
 
     Raises:
         PardnnError: As `capture` does.
@@ -161,6 +164,7 @@ def capture_step(
     mode = fake_mode_of(entry.value for entry in original.tensors)
     taken = Flags(original, batch, whole_of, flags)
     traces = Traces(step, arguments, batch, mode, FakeCache(mode), whole_of, recorders, taken)
+    traces.presume(presumed)
     session = _Session(traces, original, must_train, has_loss, frozenset(live))
     with (
         generators_restored(), collector_paused(), access_allowed(),
@@ -242,7 +246,7 @@ class _Session:
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
                 if other is None and (left := left_over(first, trace)):
-                    self.traces.carried = {name: self.traces.held[name] for name in left}
+                    self.traces.carried |= {name: self.traces.held[name] for name in left}
                     other = chosen
                 elif other is None:
                     again = functools.partial(self._again, chosen, initial, constants)
@@ -278,7 +282,8 @@ class _Session:
         check_carried(trace, irregular, left)
         self.traces.keep_cached()
         found = gradients_of_batch(trace), trace.tracer.constants(), self.traces.flags.taken
-        return Captured(graph, tuple(left), {}, chosen.live, *found)
+        gradients = gradient_names(trace, first, graph, left)
+        return Captured(graph, tuple(left), gradients, {}, chosen.live, *found)
 
     def _again(
         self, chosen: Selection, initial: dict[str, Any], constants: KeptTensors, trace: StepTrace
@@ -315,7 +320,9 @@ class _Session:
         note_orders(trace.effects.noted, trace.orders, {})
         states = created_states(trace, found, after, {source.name for source in live})
         graph = self._assembled(name, trace, None, chosen, {}, sharing, states)
-        return Captured(graph, tuple(left_gradients(found)), constants=trace.tracer.constants())
+        left = left_gradients(found)
+        gradients = gradient_names(trace, None, graph, left)
+        return Captured(graph, tuple(left), gradients, constants=trace.tracer.constants())
 
     def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors, Assignments]:
         """Trace the first step; return its trace, what the objects then hold, and what it made."""

@@ -70,6 +70,8 @@ def source_updates(
             _mark_gradient(value, live, first_readers.get(value.storage))
         if isinstance(live, torch.Tensor) and not matters:
             continue
+        if live is None and source.parameter is not None and value.storage not in read:
+            continue  # the ranks make it None
         is_written = bool(value.storage.writes)
         copies = _copy_back(trace, source, value, passed.get(name, live))
         if copies and not is_written and source.parameter is None:
@@ -97,11 +99,13 @@ def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
 
 
 def _mark_gradient(value: Value, live: Any, first: Call | None) -> None:
-    """Mark a gradient to which the step adds before it reads it, and one that it leaves as None.
+    """Mark a gradient that can be zeros instead of None, and one that the step leaves as None.
 
-    The next call starts from zeros instead of None, which is the same if it adds to them first.
+    The next call starts from zeros instead of None, which is the same if it adds to them first, or
+    if the first step started from None: its graph is proven to do the same.
     """
-    marks = {"summed": first is not None and first.sums, "reset": live is None}
+    is_same = "initial" in (value.call.arguments or {}) or (first is not None and first.sums)
+    marks = {"summed": is_same, "reset": live is None}
     found = {key: True for key, is_so in marks.items() if is_so}
     if found:
         value.call.arguments = (value.call.arguments or {}) | found

@@ -44,6 +44,7 @@ class StepTrace:
         trainable: Parameters of which it changed `requires_grad`, with the new value.
         tables: Lists and tuples that its counts index, or may: `rewrites.tables`.
         stood_for: The tensor that each placeholder replaces, by the placeholder's id.
+        asked: Names of sources whose gradients its Python reads or sets.
         replaced: Names of sources that got the content of a tensor which took their place.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
@@ -72,6 +73,7 @@ class StepTrace:
     stood_for: Mapping[int, torch.Tensor] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
     roots: Sequence[torch.Tensor] = ()
+    asked: Collection[str] = ()
     replaced: list[str] = field(default_factory=list)
 
     def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:

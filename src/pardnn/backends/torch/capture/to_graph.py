@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pardnn.backends.torch.capture.first_step.gradients import GradientNames
 from pardnn.backends.torch.capture.trace_ir import ITEM, Call, Storage, Value
 from pardnn.backends.torch.ops.codec import encode, find_call
 from pardnn.backends.torch.ops.kernel_memory import workspace
@@ -31,6 +32,7 @@ class Captured(NamedTuple):
     Attributes:
         graph: The graph of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
+        gradients: What it does with gradients that its graph does not have.
         made_anew: How the tensors are made that eager steps keep and the graph makes each time:
             `KeptTensors.origins`.
         live: Names of numbers of objects that change between calls and that the graph reads.
@@ -41,6 +43,7 @@ class Captured(NamedTuple):
 
     graph: Graph
     uncarried: tuple[str, ...]
+    gradients: GradientNames
     made_anew: Mapping[str, Any] = MappingProxyType({})
     live: frozenset[str] = frozenset()
     unleft: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.choices.choices import Choices
 from pardnn.backends.torch.capture.choices.normal_forms import NormalForms
 from pardnn.backends.torch.capture.first_step.cached_tensors import check_counts
+from pardnn.backends.torch.capture.first_step.gradients import gradients_noted
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     ClassAttributes,
     check_class_attributes,
@@ -220,7 +221,9 @@ def run_noted(
         stack.enter_context(library_tells_noted(tracer, functions, objects, effects.told))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.roots = stack.enter_context(roots_noted())
+        asked = stack.enter_context(gradients_noted())
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
+    trace.asked = {names[each] for each in asked if each in names}
     if looks and not is_first:
         raise outside_look(*looks[0])
     before.check(trace.stood_for if chosen is NO_SYMBOLS else None, is_first=is_first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,8 @@ class Traces:
         caches: The caches of `functools`, in which a trace has left fake tensors.
         cached: How the tensors in them are made.
         held: Gradients that existed before the first trace, by name.
-        carried: Those of `held` that the step reads: each call passes them on to the next.
+        carried: Gradients that each trace finds, by name, or what they are like.
+        presumed: First values of gradients that are taken to be there, by name.
         number: The number of the last trace.
         forms: Functions that run in normal form.
     """
@@ -86,8 +87,16 @@ class Traces:
     cached: Made = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+    presumed: dict[str, Any] = field(default_factory=dict)
     number: int = -1
     forms: NormalForms = field(default_factory=NormalForms)
+
+    def presume(self, parameters: Collection[str]) -> None:
+        """Take parameters to have a gradient before each trace, like themselves."""
+        if parameters:
+            found = [each for each in self.sources() if each.name in parameters]
+            self.carried |= {f"{each.name}.grad": each.get() for each in found}
+            self.presumed = {f"{each.name}.grad": 0.0 for each in found}
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
@@ -206,7 +215,8 @@ class Traces:
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         _add_sources(trace, tensors, placeholders, initial, objects)
         trace.gradients = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
-        _add_sources(trace, gradients, trace.gradients, initial, objects)
+        starts = (initial or {}) | self.presumed
+        _add_sources(trace, gradients, trace.gradients, starts, objects)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -23,23 +23,22 @@ def check_carried(stale: Collection[str], program: Program, binding: Binding) ->
         UnsupportedError: E808, naming the first one.
     """
     read = sorted(set(stale).intersection(program.state))
-    if not read:
-        return
-    name = read[0]
-    if (parameter := _without_optimizer(binding, name)) is not None:
+    lost = [name for each in read if (name := _without_optimizer(binding, each)) is not None]
+    if lost:
         raise UnsupportedError(
-            f"no optimizer holds {shown(parameter)} any more, so nothing resets its gradient "
+            f"no optimizer holds {shown(lost[0])} any more, so nothing resets its gradient "
             "or updates it: it was taken\n"
             "out of its group, or took another one's place, as load_state_dict(assign=True) "
             "does.\n"
             "Freeze what you take out: p.requires_grad_(False). Load without assign, or make "
             "the optimizer after\nthat and parallelize again.",
             code="E808",
-            details={"tensors": read[:20]},
+            details={"tensors": lost[:20]},
         )
-    if binding.sources[name].kind == "parameter":
+    read = [name for name in read if binding.sources[name].parameter is None]
+    if read and binding.sources[read[0]].kind == "parameter":
         raise UnsupportedError(
-            f"{shown(name)} is a parameter now, and the calls before computed it within the "
+            f"{shown(read[0])} is a parameter now, and the calls before computed it within the "
             f"step, as the hooks of weight_norm and prune do ({len(read)} such): its values "
             "are on no rank.\nUndo that on the whole model: fast.sync_model(), then "
             "remove_weight_norm or prune.remove, a new optimizer of model.parameters(), and "
@@ -47,20 +46,35 @@ def check_carried(stale: Collection[str], program: Program, binding: Binding) ->
             code="E808",
             details={"tensors": read[:20]},
         )
-    is_gradient = name.endswith(".grad")
-    what = "a gradient" if is_gradient else "a tensor"
-    rewrite = (
-        "Call optimizer.zero_grad() after optimizer.step() instead of at the start, so that "
-        "gradients add up until then; or at the end of every call."
-        if is_gradient
-        else "Register tensors that are passed from call to call: module.register_buffer(name, "
-        "tensor)."
-    )
-    raise UnsupportedError(
-        f"{shown(name)} is {what} that an earlier call left for this one, which takes another "
-        f"path through the step ({len(read)} such).\n{rewrite}",
+    if read:
+        raise _left(
+            read, "a tensor", "Register tensors that are passed from call to call: "
+            "module.register_buffer(name, tensor).",
+        )  # fmt: skip
+
+
+def check_left(gradients: Sequence[str]) -> None:
+    """Refuse a graph that uses gradients that an earlier call has left.
+
+    Args:
+        gradients: The names of those that it uses.
+
+    Raises:
+        UnsupportedError: E808, naming the first one.
+    """
+    if gradients:
+        raise _left(
+            gradients, "a gradient", "Call optimizer.zero_grad() after optimizer.step() instead "
+            "of at the start, so that gradients add up until then; or at the end of every call.",
+        )  # fmt: skip
+
+
+def _left(names: Sequence[str], what: str, rewrite: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{shown(names[0])} is {what} that an earlier call left for this one, which takes another "
+        f"path through the step ({len(names)} such).\n{rewrite}",
         code="E808",
-        details={"tensors": read[:20]},
+        details={"tensors": list(names[:20])},
     )
 
 

@@ -31,6 +31,7 @@ from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.session.left_gradients import LeftGradients
 from pardnn.backends.torch.session.reset_gradients import ResetGradients
 from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.access import SpreadObjects
@@ -83,7 +84,7 @@ class LiveState:
         self.executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.spread = SpreadObjects()
         self.users: list[Any] = []
-        self.reset_gradients = ResetGradients()
+        self.reset_gradients, self.left_gradients = ResetGradients(), LeftGradients()
         self.is_limited = False
         self.stop: StopSignal | None = None
         self._world = world

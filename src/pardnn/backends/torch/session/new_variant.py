@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.capture.capture import capture_step
+from pardnn.backends.torch.capture.first_step.gradients import GradientNames
 from pardnn.backends.torch.capture.refusals.first_step import kept_of_what_changed
 from pardnn.backends.torch.capture.to_graph import Captured
 from pardnn.backends.torch.comm.handshake import check_world
@@ -36,8 +37,11 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
+from pardnn.backends.torch.session.carried import check_left
 from pardnn.backends.torch.session.constants import Constants
+from pardnn.backends.torch.session.left_gradients import taken_gradients, used_tensors
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.reset_gradients import GradientsOf, gradients_of
 from pardnn.backends.torch.session.same_changes import check_same_changes, telling_changes
 from pardnn.backends.torch.session.variants import Variant
 from pardnn.backends.torch.user_step.guards.item import Change
@@ -73,6 +77,8 @@ class Shared(NamedTuple):
         graph: The graph of the step.
         plan: Its plan.
         uncarried: See `Captured`.
+        gradients: See `Captured`.
+        presumed: Parameters that were taken to have a gradient, by name.
         made: How long it took to make.
         constants: See `Captured`; only rank 0 has them.
     """
@@ -80,6 +86,8 @@ class Shared(NamedTuple):
     graph: Graph
     plan: Plan
     uncarried: Sequence[str]
+    gradients: GradientNames
+    presumed: Sequence[str]
     made: Made
     constants: Sequence[tuple[torch.Tensor, Any]] = ()
 
@@ -123,7 +131,7 @@ class Maker:
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
-        """Return a new variant, on all ranks.
+        """Return a new variant, on all ranks; gradients that a call has reset are None to it.
 
         Args:
             number: The number of the variant; the same on all ranks.
@@ -134,9 +142,20 @@ class Maker:
             MismatchError: E509, if nothing can plan again; E519, if ranks see different changes.
             PardnnError: As capture and planning do, on all ranks.
         """
-        world, key = self._world, f" {number}" if number else ""
         if not self._is_first and self._decide is None:
             raise changed_values(changes)
+        reset = self._state.reset_gradients
+        undo = reset.arrange(GradientsOf())
+        try:
+            variant = self._made(number, args, changes)
+        finally:
+            if undo is not None:
+                undo()
+        reset.arrange(gradients_of(variant.executor.program, variant.binding))
+        return variant
+
+    def _made(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
+        world, key = self._world, f" {number}" if number else ""
         with telling_changes(world, "capturing again", changes):
             if not self._is_first:
                 check_same_changes(world, key, changes)
@@ -165,6 +184,10 @@ class Maker:
         text = told(changes) or "the values of the first call"
         return Variant(
             number, executor, binding, frozenset(shared.uncarried), shared.made, text,
+            taken_gradients(
+                shared.gradients, shared.presumed, binding, shared.graph,
+                _reached(self._step, args),
+            ),
             Constants(
                 shared.constants, is_alone=world.size == 1, whole_of=self._state.whole_of
             ),
@@ -180,7 +203,8 @@ class Maker:
         if world.rank == 0:
             try:
                 shared = self._captured(args, changes)
-                header = {"uncarried": list(shared.uncarried), "made": list(shared.made)}
+                header = {"uncarried": list(shared.uncarried), "made": list(shared.made),
+                          "gradients": shared.gradients, "presumed": shared.presumed}  # fmt: skip
             except PardnnError as error:
                 if not number:
                     raise
@@ -211,6 +235,8 @@ class Maker:
             graph_from_json(graph, "the graph of rank 0"),
             own or plan_from_json(plan, "the plan of rank 0"),
             header["uncarried"],
+            GradientNames(*header["gradients"]),
+            header["presumed"],
             Made(*header["made"]),
             () if shared is None else shared.constants,
         )
@@ -224,15 +250,39 @@ class Maker:
         if again := {name for name, _ in self._kept} & assigned_names(captured.graph):
             raise kept_of_what_changed(min(again))
 
+    def _presuming(
+        self, args: Sequence[Any], capture: Callable[..., Captured]
+    ) -> tuple[Captured, Sequence[str]]:
+        """Capture a step, and again if it takes for None what an earlier call has left.
+
+        Returns:
+            What was captured, and the names of parameters that were taken to have a gradient.
+
+        Raises:
+            UnsupportedError: E808, if the step uses such gradients.
+        """
+        captured, left = capture(), self._state.left_gradients
+        unknown = captured.gradients.unknown if left else ()
+        found = _reached(self._step, args) if unknown else {}
+        presumed = [name for name in unknown if found[name] in left]
+        if presumed:
+            other, mark = captured, fingerprint(captured.graph)
+            captured = capture(presumed=presumed)
+            check_left(used_tensors(captured.graph, [f"{name}.grad" for name in presumed]))
+            if fingerprint(captured.graph) == mark:
+                rest = tuple(name for name in unknown if name not in presumed)
+                return other._replace(gradients=other.gradients._replace(unknown=rest)), ()
+        return captured, presumed
+
     def _captured(self, args: Sequence[Any], changes: Sequence[Change]) -> Shared:
         begin = time.perf_counter()
         whole_of = self._state.whole_of
         must_train = self._trains and self._is_first
         wanted = (self._live | _changed_numbers(self._step, args, changes)) - self._fixed
-        captured = capture_step(
-            self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains,
-            filled=self._filled, live=wanted, flags=self._flags,
-        )  # fmt: skip
+        captured, presumed = self._presuming(args, functools.partial(
+            capture_step, self._step, args, whole_of=whole_of, must_train=must_train,
+            has_loss=self._trains, filled=self._filled, live=wanted, flags=self._flags,
+        ))  # fmt: skip
         self._check_kept(captured)
         self._filled.update(filled_names(captured.graph))
         self._fixed |= wanted - captured.live
@@ -246,7 +296,8 @@ class Maker:
         known = self._executors.get(fingerprint(graph))
         if known is not None:
             return Shared(known.program.whole, known.program.plan, captured.uncarried,
-                          Made(middle - begin), captured.constants)  # fmt: skip
+                          captured.gradients, presumed, Made(middle - begin),
+                          captured.constants)  # fmt: skip
         plan = self._plan if self._is_first else None
         if plan is None and self._decide is not None:
             found, near = sources(self._step, args, graph), self._state.near
@@ -260,7 +311,15 @@ class Maker:
         if self._prove is not None and self._is_first and plan is self._plan:
             self._prove(graph, plan)
         made = Made(middle - begin, time.perf_counter() - middle)
-        return Shared(graph, plan, captured.uncarried, made, captured.constants)
+        return Shared(
+            graph, plan, captured.uncarried, captured.gradients, presumed, made, captured.constants
+        )
+
+
+def _reached(step: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Return the tensors that a step reaches now, by name."""
+    found = sources_of(walk_objects(step, list(args)), batch_indices(args))
+    return {source.name: source.get() for source in found}
 
 
 def _changed_numbers(

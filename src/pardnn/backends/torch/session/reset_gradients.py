@@ -13,7 +13,7 @@ Complexity: O(gradients of the graph) after a call of a graph that keeps some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,11 +95,14 @@ class ResetGradients:
         had = {id(parameter) for parameter, _ in before.summed}
         self._kept |= {id(p): (p, made) for p, made in of.summed if id(p) not in had}
 
-    def arrange(self, of: GradientsOf) -> Callable[[], None] | None:
+    def arrange(
+        self, of: GradientsOf, replaced: Sequence[tuple[str, torch.Tensor]] = ()
+    ) -> Callable[[], None] | None:
         """Give parameters the gradients that a graph expects, where that is the same to the step.
 
         Args:
             of: The gradients of the graph.
+            replaced: Parameters, with names, whose gradients it replaces, whatever they are.
 
         Returns:
             What undoes that; None if nothing was to be done.
@@ -111,6 +114,10 @@ class ResetGradients:
                 del self._kept[id(parameter)]
             elif id(parameter) not in summed:
                 before.append((parameter, gradient))
+                parameter.grad = None
+        for _, parameter in replaced:
+            if parameter.grad is not None:
+                before.append((parameter, parameter.grad))
                 parameter.grad = None
         for parameter, gradient in of.summed:
             is_none = parameter.grad is None or id(parameter) in self._kept

@@ -28,9 +28,10 @@ from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.results import with_held
 from pardnn.backends.torch.runtime.same_values import check_same_batch, check_same_state
-from pardnn.backends.torch.session.carried import check_carried
+from pardnn.backends.torch.session.carried import check_carried, check_left
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.held_elsewhere import Replaced
+from pardnn.backends.torch.session.left_gradients import LeftGradients, TakenGradients
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.made_parameters import following_parameters
 from pardnn.backends.torch.session.new_tensors import NewTensors
@@ -58,6 +59,7 @@ class Variant:
         made: How long capture and planning took.
         holds_for: What had changed when it was captured, in words.
         constants: Real tensors with the content for which its graph holds.
+        taken: What it does with gradients that earlier calls have left.
         gradients: The gradients that it keeps.
     """
 
@@ -67,18 +69,23 @@ class Variant:
     uncarried: frozenset[str]
     made: Made
     holds_for: str
+    taken: TakenGradients = field(default_factory=TakenGradients)
     constants: Constants = field(default_factory=Constants)
     gradients: GradientsOf = field(default_factory=GradientsOf)
 
-    def changes(self, batch: Batch, *, is_told: bool = False) -> Iterator[Change]:
+    def changes(
+        self, batch: Batch, left: LeftGradients, *, is_told: bool = False
+    ) -> Iterator[Change]:
         """Yield what differs from the values for which it holds.
 
         Args:
             batch: The batch of this call.
+            left: The gradients that earlier calls have left.
             is_told: As for `Binding.changes`.
         """
         yield from self.binding.changes(batch, is_told=is_told)
         yield from self.gradients.changes()
+        yield from left.changes(self.taken)
         if not self.constants.is_empty:
             yield from self.constants.changes()
 
@@ -154,6 +161,7 @@ class Variants:
         self._settled = None  # it keeps what the user may have replaced
         try:
             self.refresh()
+            self._state.left_gradients.follow()
             is_told = self.follow_data()
             batch = self.current.binding.read(values)
             variant = self._choose(batch, is_told=is_told)
@@ -166,6 +174,7 @@ class Variants:
         variant.executor.step(lambda: self._inputs(variant, batch))
         self.stale |= variant.uncarried
         self._state.reset_gradients.note(variant.gradients)
+        self._state.left_gradients.note(variant.taken)
         return variant
 
     def refresh(self) -> None:
@@ -226,14 +235,17 @@ class Variants:
         return inputs
 
     def _choose(self, batch: Batch, *, is_told: bool) -> Variant:
-        changes = [*self.replaced, *self.current.changes(batch, is_told=is_told)]
+        left = self._state.left_gradients
+        changes = [*self.replaced, *self.current.changes(batch, left, is_told=is_told)]
         if not changes:
+            check_left(left.used(self.current.taken))
             return self.current
         self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
-            undo = self._state.reset_gradients.arrange(variant.gradients)
+            reset = self._state.reset_gradients
+            undo = reset.arrange(variant.gradients, variant.taken.replaced)
             is_same = variant is self.current and undo is None
-            found = changes if is_same else list(variant.changes(batch))
+            found = changes if is_same else list(variant.changes(batch, left))
             new = self._taken(variant, found, batch)
             if new is not None:
                 self.enter(variant)
@@ -265,12 +277,21 @@ class Variants:
             self._state.version += 1  # other steps have the old ones
         return None if found is None else new
 
+    def not_carried(self, variant: Variant) -> set[str]:
+        """Return the names of what a variant reads and calls so far have not left as eager ones."""
+        left, parameters = self._state.left_gradients, variant.binding.sources
+        return {
+            name
+            for name in variant.executor.program.state
+            if (name in self.stale if (p := parameters[name].parameter) is None else p in left)
+        }
+
     def enter_widest(self) -> None:
         """Switch to the variant that reads most of the state; all ranks call it."""
         objects, readers = self.current.binding.objects(), list[Variant]()
         for each in self._known:
             names = each.executor.program.state.keys()
-            if not self.stale & names and not unreached(names, each.binding.sources, objects):
+            if not self.not_carried(each) and not unreached(names, each.binding.sources, objects):
                 readers.append(each)
         self.enter(max(readers, key=lambda v: len(v.executor.program.state), default=self.current))
 
@@ -282,20 +303,15 @@ class Variants:
         """
         self._check_opened("other shapes are to be captured before it")
         batch = self.current.binding.read(values)
-        if all(next(each.changes(batch), None) is not None for each in self._known):
-            self._add(values, list(self.current.changes(batch))).binding.watch()
+        left = self._state.left_gradients
+        if all(next(each.changes(batch, left), None) is not None for each in self._known):
+            self._add(values, list(self.current.changes(batch, left))).binding.watch()
 
     def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
         """Capture and plan again; the variants so far stay usable if that fails."""
         args = self.current.binding.arguments(values)
-        undo = self._state.reset_gradients.arrange(GradientsOf())
         number, self.num_made = self._state.next_number(), self.num_made + 1
-        try:
-            variant = self._make(number, args, changes)
-        finally:
-            if undo is not None:
-                undo()
-        self._state.reset_gradients.arrange(gradients_of(variant.executor.program, variant.binding))
+        variant = self._make(number, args, changes)
         self._state.holds_for[number] = variant.holds_for
         self._known.append(variant)
         return variant
@@ -314,6 +330,7 @@ class Variants:
             UnsupportedError: E808, if it reads what earlier variants did not carry on.
         """
         check_carried(self.stale, variant.executor.program, variant.binding)
+        check_left(self._state.left_gradients.used(variant.taken))
         if len(self._state.users) == (self._version >= 0):  # no other step takes them over
             _drop_gradients(variant)
         binding, executor = variant.binding, variant.executor
