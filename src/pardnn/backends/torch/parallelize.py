@@ -166,11 +166,10 @@ class Parallel(Checkpointed):
         return self._follow(is_asked=is_asked)
 
     def _follow(self, *, is_asked: bool = True) -> TrainingState:
-        executor, binding = self._executor, self._binding
+        executor, binding, stale = self._executor, self._binding, self._variants.not_carried()
         self._training.follow(
-            executor.program, binding, executor.live_values,
-            self._variants.not_carried(self._variants.current), is_asked=is_asked,
-        )  # fmt: skip
+            executor.program, binding, executor.live_values, stale, is_asked=is_asked
+        )
         return self._training
 
     def _located(self) -> tuple[Program, Mapping[str, Any]]:

@@ -320,7 +320,7 @@ class _Session:
         note_orders(trace.effects.noted, trace.orders, {})
         states = created_states(trace, found, after, {source.name for source in live})
         graph = self._assembled(name, trace, None, chosen, {}, sharing, states)
-        left = left_gradients(found)
+        left = left_gradients(found, graph)
         gradients = gradient_names(trace, None, graph, left)
         return Captured(graph, tuple(left), gradients, constants=trace.tracer.constants())
 

@@ -221,9 +221,8 @@ def run_noted(
         stack.enter_context(library_tells_noted(tracer, functions, objects, effects.told))
         looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.roots = stack.enter_context(roots_noted())
-        asked = stack.enter_context(gradients_noted())
+        trace.asked = stack.enter_context(gradients_noted(names))
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
-    trace.asked = {names[each] for each in asked if each in names}
     if looks and not is_first:
         raise outside_look(*looks[0])
     before.check(trace.stood_for if chosen is NO_SYMBOLS else None, is_first=is_first)
@@ -235,8 +234,7 @@ def run_noted(
             raise changed_setting(name, Stores(functions).line(name))
     trace.orders = key_orders(objects, names, is_first=is_first)
     trace.assigned = assigned_values(objects, trace, lambda: Stores(functions), is_first=is_first)
-    now = trainable_flags(trace)
-    trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
+    trace.trainable = {n: x for n, x in trainable_flags(trace).items() if flags.get(n, x) != x}
     trace.length = len(tracer.calls)
 
 

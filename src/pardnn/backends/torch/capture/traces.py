@@ -215,8 +215,7 @@ class Traces:
         trace.stood_for = {id(placeholders[name]): tensor for name, tensor in live.items()}
         _add_sources(trace, tensors, placeholders, initial, objects)
         trace.gradients = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
-        starts = (initial or {}) | self.presumed
-        _add_sources(trace, gradients, trace.gradients, starts, objects)
+        _add_sources(trace, gradients, trace.gradients, (initial or {}) | self.presumed, objects)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         inserted = tables_inserted(objects, chosen.tables or ())

@@ -22,6 +22,9 @@ from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.graph.ir import Graph
 
+#: They leave nothing of what was in the tensor that they write.
+_OVERWRITING = ("aten.zero_.default", "aten.copy_.default")
+
 Named = Sequence[tuple[str, torch.Tensor]]
 """Parameters with the names of their gradients."""
 
@@ -46,6 +49,12 @@ class TakenGradients(NamedTuple):
     unknown: Named = ()
     presumed: Named = ()
     used: Named = ()
+
+    def drop(self) -> None:
+        """Reset gradients that no graph needs any more, since it frees its own."""
+        for _, parameter in (*self.reset, *self.left):
+            if parameter.grad is not None:
+                parameter.grad = None
 
 
 def taken_gradients(
@@ -80,12 +89,17 @@ def taken_gradients(
 
 
 def used_tensors(graph: Graph, sources: Collection[str]) -> list[str]:
-    """Return those of some source ops whose tensor any op reads but those that write into it."""
+    """Return those of some source ops whose content is used for more than what replaces it."""
     if not sources:
         return []
-    of = {op.outputs[0].name: op.name for op in graph.ops if op.name in sources}
+    tensors = {op.name: op.outputs[0] for op in graph.ops if op.name in sources}
+    of = {tensor.name: name for name, tensor in tensors.items()}
     written, found = dict(graph.overwrites), set[str]()
     for i, op in enumerate(graph.ops):
+        if op.kind in _OVERWRITING and (whole := of.get(op.inputs[0])) is not None:
+            found |= {of[name] for name in op.inputs[1:] if name in of}
+            if op.outputs[0].bytes == tensors[whole].bytes:
+                of = {name: each for name, each in of.items() if each != whole}
         for each in {of[name] for name in op.inputs if name in of}:
             if {of.get(name) for name in written.get(i, ())} != {each}:
                 found.add(each)
@@ -118,9 +132,7 @@ class LeftGradients:
         """Note what a call of a graph has left; what it frees or resets is None from now on."""
         for _, parameter in (*taken.reset, *taken.zeroed):
             self._left.pop(id(parameter), None)
-        for _, parameter in (*taken.reset, *taken.left):
-            if parameter.grad is not None:
-                parameter.grad = None
+        taken.drop()
         for _, parameter in taken.left:
             self._left[id(parameter)] = parameter, None
         for key, (parameter, gradient) in self._left.items():

@@ -79,13 +79,12 @@ class LiveState:
 
     def __init__(self, world: World) -> None:
         self.near: Plan | None = None
-        self.version = 0
         self.holds_for: dict[int, str] = {}
         self.executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.spread = SpreadObjects()
         self.users: list[Any] = []
         self.reset_gradients, self.left_gradients = ResetGradients(), LeftGradients()
-        self.is_limited = False
+        self.version, self.is_limited = 0, False
         self.stop: StopSignal | None = None
         self._world = world
         self._cluster: ThisCluster | None = None

@@ -2,10 +2,10 @@
 
 Problem: `if i % 2: optimizer.step(); optimizer.zero_grad()` makes gradients None, and the graph
 fills the memory in which they add up with zeros instead. To a call that adds to a gradient first,
-zeros and None are the same. To any other they are not: an optimizer skips a parameter whose
-gradient is None, and moves one with a gradient of zeros by its momentum and weight decay.
-Idea: capture marks the gradients to which a step adds before it reads them ("summed"), and those
-that it leaves as None ("reset"). Where the next call runs a graph that does not add to such a
+or replaces it, zeros and None are the same. To any other they are not: an optimizer skips a
+parameter whose gradient is None, and moves one with zeros by its momentum and weight decay.
+Idea: capture marks the gradients that may be zeros instead of None ("summed"), and those that a
+step leaves as None ("reset"). Where the next call runs a graph that does not add to such a
 gradient, it is None; where it runs one that does, it is the memory of that graph, full of zeros.
 
 Complexity: O(gradients of the graph) after a call of a graph that keeps some.
@@ -28,9 +28,9 @@ class GradientsOf(NamedTuple):
     """The gradients that one graph keeps.
 
     Attributes:
-        summed: Parameters to whose gradients the graph adds first, with the memory for it.
+        summed: Parameters whose gradients may be zeros instead of None, with the memory for them.
         reset: Parameters whose gradients are None after it.
-        read: Those of `reset` to which it does not add first, with the names of the gradients.
+        read: Those of `reset` that are not in `summed`, with the names of the gradients.
         left: Parameters whose gradients are not None after it.
     """
 

@@ -248,7 +248,9 @@ class Variants:
             found = changes if is_same else list(variant.changes(batch, left))
             new = self._taken(variant, found, batch)
             if new is not None:
-                self.enter(variant)
+                if found or variant is not self.current:
+                    self.enter(variant)
+                check_left(left.used(variant.taken))
                 for each in (x.binding.guards for x in self._known if found):
                     if each is not None:
                         each.accept(new.exchanged(found))
@@ -277,8 +279,13 @@ class Variants:
             self._state.version += 1  # other steps have the old ones
         return None if found is None else new
 
-    def not_carried(self, variant: Variant) -> set[str]:
-        """Return the names of what a variant reads and calls so far have not left as eager ones."""
+    def not_carried(self, variant: Variant | None = None) -> set[str]:
+        """Return the names of state that calls so far have not left as eager ones would.
+
+        Args:
+            variant: Whose state; that of the last one by default.
+        """
+        variant = variant or self.current
         left, parameters = self._state.left_gradients, variant.binding.sources
         return {
             name
@@ -332,7 +339,7 @@ class Variants:
         check_carried(self.stale, variant.executor.program, variant.binding)
         check_left(self._state.left_gradients.used(variant.taken))
         if len(self._state.users) == (self._version >= 0):  # no other step takes them over
-            _drop_gradients(variant)
+            variant.taken.drop()
         binding, executor = variant.binding, variant.executor
         self._world.describe = lambda: {
             "text": f"moving state for {variant.holds_for}", "waits_for": None, "messages": [],
@@ -389,11 +396,3 @@ class Variants:
                 "the later ones. `load` takes any state after that.",
                 code="E806",
             )
-
-
-def _drop_gradients(variant: Variant) -> None:
-    """Reset gradients of earlier calls that a variant replaces within its step and then frees."""
-    for name in variant.uncarried:
-        parameter = variant.binding.sources.get(name.removesuffix(".grad"))
-        if name.endswith(".grad") and parameter is not None:
-            parameter.get().grad = None

@@ -12,13 +12,14 @@ Complexity: O(parameters), and one Python call for each gradient that the step r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
 from pardnn.backends.torch.capture.step_trace import StepTrace
+from pardnn.backends.torch.capture.trace_ir import storages_read
 from pardnn.graph.ir import Graph
 
 
@@ -27,7 +28,7 @@ class GradientNames(NamedTuple):
 
     Attributes:
         left: Their gradients are tensors after the step.
-        replaced: Those of `left` whose gradients were None at capture: what they are is the same.
+        replaced: Those of `left` for which it is the same what their gradients were.
         reset: Their gradients are None after the step.
         unknown: Those whose gradients were None at capture, and for which no others will do.
     """
@@ -39,20 +40,28 @@ class GradientNames(NamedTuple):
 
 
 @contextlib.contextmanager
-def gradients_noted() -> Iterator[set[int]]:
-    """Note the ids of tensors whose `grad` is read or set by Python while the context is open."""
-    found, real = set[int](), torch.Tensor.grad
+def gradients_noted(names: Mapping[int, str]) -> Iterator[set[str]]:
+    """Note the names of tensors whose `grad` Python reads or sets while the context is open.
+
+    Args:
+        names: Names of tensors by id; other tensors are not noted.
+    """
+    found, real = set[str](), torch.Tensor.grad
+
+    def note(tensor: torch.Tensor) -> None:
+        if (name := names.get(id(tensor))) is not None:
+            found.add(name)
 
     def get(tensor: torch.Tensor) -> Any:
-        found.add(id(tensor))
+        note(tensor)
         return real.__get__(tensor)
 
     def put(tensor: torch.Tensor, value: Any) -> None:
-        found.add(id(tensor))
+        note(tensor)
         real.__set__(tensor, value)
 
     def delete(tensor: torch.Tensor) -> None:
-        found.add(id(tensor))
+        note(tensor)
         real.__delete__(tensor)
 
     with mock.patch.object(torch.Tensor, "grad", property(get, put, delete)):
@@ -71,6 +80,7 @@ def gradient_names(
         uncarried: Names of the tensors that the step changes but its graph does not.
     """
     ops, before = {op.name for op in graph.ops}, (first or trace).sources
+    read = storages_read(trace.tracer.calls)
     left, replaced, reset, unknown = list[str](), list[str](), list[str](), list[str]()
     for name, source in trace.sources.items():
         gradient = f"{name}.grad"
@@ -79,7 +89,8 @@ def gradient_names(
         was_there, is_tensor = gradient in before, source.get().grad is not None
         if is_tensor and gradient in uncarried:
             left.append(name)
-            (replaced if first else unknown).extend([name] * (not was_there))
+            if not was_there or trace.values[gradient].storage not in read:
+                (replaced if first else unknown).append(name)
         elif not is_tensor and (name in trace.asked or was_there):
             reset.append(name)
             unknown += [name] * (not was_there)

@@ -41,6 +41,7 @@ from pardnn.backends.torch.user_step.sources import (
     registration,
     tensor_names,
 )
+from pardnn.graph.ir import Graph
 
 
 class NotFollowed(Exception):
@@ -199,6 +200,7 @@ def _check_values(objects: ObjectGraph) -> None:
                         raise NotFollowed
 
 
-def left_gradients(found: tuple[Source, ...]) -> list[str]:
-    """Return the names of the gradients that a first step leaves for the next call."""
-    return [source.name for source in held_gradients(found)]
+def left_gradients(found: tuple[Source, ...], graph: Graph) -> list[str]:
+    """Return the names of the gradients that a first step leaves and its graph does not."""
+    carried = {op.name for op in graph.ops}
+    return [source.name for source in held_gradients(found) if source.name not in carried]

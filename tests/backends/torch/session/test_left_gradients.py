@@ -1,0 +1,207 @@
+"""Gradients that one call leaves and another finds, in several paths of a step and several steps.
+
+A step is a word: `z` resets the gradients, `Z` fills them with zeros, `b` runs backward, `h` does
+so through the first layer alone, `s` is the optimizer's step, `n` computes a loss without backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from tests.backends.torch.executors import bits
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import cut_plan
+
+
+class Trainer:
+    """A model and its optimizer, which moves parameters even if their gradients are zeros."""
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.1
+        )
+
+    def follow(self, word: str, x: torch.Tensor) -> torch.Tensor:
+        loss = None
+        for letter in word:
+            if letter in "zZ":
+                self.optimizer.zero_grad(set_to_none=letter == "z")
+            elif letter == "s":
+                self.optimizer.step()
+            elif letter == "n":
+                with torch.no_grad():
+                    loss = self.model(x).square().mean()
+            else:
+                loss = (self.model if letter == "b" else self.model[0])(x).square().mean()
+                loss.backward()
+        return self.model(x).sum() if loss is None else loss
+
+
+def batch(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 4, generator=generator, dtype=torch.double)
+
+
+def placed(graph: Graph, size: int, _state: object) -> Plan:
+    return random_plan(graph, size, seed=len(graph.ops))
+
+
+Call = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def paths(trainer: Trainer, words: Sequence[str], **options: Any) -> tuple[Call, list[Any]]:
+    """Return one step that takes the path of a word, and what is parallelized."""
+
+    def step(x: torch.Tensor, number: int) -> torch.Tensor:
+        return trainer.follow(words[number], x)
+
+    if not options:
+        return step, []
+    fast = parallelize(step, batch(0), 0, **options)
+    return fast, [fast]
+
+
+def steps(trainer: Trainer, words: Sequence[str], **options: Any) -> tuple[Call, list[Any]]:
+    """Return a call of one of several steps on the model, and what is parallelized."""
+
+    def made(word: str) -> Callable[..., torch.Tensor]:
+        return lambda x: trainer.follow(word, x)
+
+    made_all = [made(word) for word in words]
+    if not options:
+        return lambda x, number: made_all[number](x), []
+    fast = [parallelize(each, batch(0), **options) for each in made_all]
+    return lambda x, number: fast[number](x), fast
+
+
+def run(
+    form: Any, words: Sequence[str], order: Sequence[int], momentum: float = 0.9, **options: Any
+) -> list[Any]:
+    """Losses, captures, and parameters of a run; an error ends it."""
+    trainer = Trainer(momentum)
+    call, fast = form(trainer, words, **options)
+    found: list[Any] = []
+    try:
+        for i, number in enumerate(order):
+            found.append(call(batch(i), number).item())
+    except PardnnError as error:
+        found.append(error.code)
+    captures = [each.captures for each in fast]
+    whole = [fast[0].whole(f"trainer.model.{n}") for n, _ in trainer.model.named_parameters()] \
+        if fast else [*trainer.model.parameters()]  # fmt: skip
+    for each in fast:
+        each.close()
+    return [found, captures, [*map(bits, whole)]]
+
+
+PLACED = {"decide": placed, "device": "cpu"}
+
+
+@pytest.mark.parametrize("form", [paths, steps])
+@pytest.mark.parametrize(
+    "words",
+    [["zbs", "bsz"], ["zbs", "bs"], ["zbs", "hsz"], ["zbs", "hs"], ["zhs", "bsz"]],
+    ids="-".join,
+)
+def test_a_gradient_that_a_call_leaves_and_another_uses_is_refused(form: Any, words: Any) -> None:
+    eager, _, _ = run(form, words, [0, 1])
+    found, _, _ = run(form, words, [0, 1], **PLACED)
+    assert found == [eager[0], "E808"]
+
+
+@pytest.mark.parametrize("words", [["bsz", "zbs"], ["zbs", "s"], ["zbs", "sz"]], ids="-".join)
+def test_it_is_refused_whichever_path_is_captured_first(words: Any) -> None:
+    order = [0, 1, 0] if words[0] == "bsz" else [0, 1]
+    eager, _, _ = run(paths, words, order)
+    found, _, _ = run(paths, words, order, **PLACED)
+    assert found == [*eager[: len(order) - 1], "E808"]
+
+
+@pytest.mark.parametrize("form", [paths, steps])
+@pytest.mark.parametrize(
+    "words",
+    [["zbs", "zbsz"], ["zbs", "zhs"], ["bsz", "hsz"], ["zbs", "zhsz"], ["zbs", "Zbsz"]],
+    ids="-".join,
+)
+def test_what_a_call_leaves_and_others_only_reset_is_followed(form: Any, words: Any) -> None:
+    order = [0, 1, 0, 1, 1, 0]
+    eager, _, parameters = run(form, words, order)
+    found, captures, held = run(form, words, order, **PLACED)
+    assert (found, held) == (eager, parameters)
+    # What `Z` does depends on whether there is a gradient.
+    assert max(captures) <= 2 + ("Zbsz" in words)
+
+
+@pytest.mark.parametrize(
+    ("words", "captures"),
+    [
+        (["zbs", "zb"], 2), (["zbs", "Zb"], 2), (["zb", "bsz"], 2), (["zb", "sz"], 3),
+        (["zb", "s"], 2), (["zh", "bsz"], 2), (["b", "zbs"], 2), (["zbs", "n"], 2),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_paths_that_only_make_gradients_are_captured_once(words: Any, captures: int) -> None:
+    order = [0, 1, 0, 1, 1, 0, 1, 0]
+    eager, _, parameters = run(paths, words, order)
+    found, made, held = run(paths, words, order, **PLACED)
+    assert (found, held) == (eager, parameters)
+    assert made == [captures]
+
+
+def test_a_first_step_of_its_own_leaves_gradients_to_the_next() -> None:
+    """The first `s` finds None, the second one zeros, with which it decays the weights."""
+    eager, _, _ = run(paths, ["sbsbZ"], [0, 0], momentum=0)
+    found, _, _ = run(paths, ["sbsbZ"], [0, 0], momentum=0, **PLACED)
+    assert found == [eager[0], "E808"]
+
+
+def test_a_step_captured_beside_another_finds_no_gradients() -> None:
+    """The other's gradients add up from zeros, with which this one would decay the weights."""
+    eager, _, parameters = run(steps, ["bs", "sbsz"], [1, 1, 0], momentum=0)
+    found, _, held = run(steps, ["bs", "sbsz"], [1, 1, 0], momentum=0, **PLACED)
+    assert (found, held) == (eager, parameters)
+
+
+@pytest.mark.parametrize("decide", [placed, lambda graph, size, _: cut_plan(graph, size)])
+def test_ranks_capture_what_was_left_of_shards(decide: Any) -> None:
+    words, order = ["zbs", "zbsz", "bsz"], [0, 1, 0, 1, 2, 0, 2]
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        return run(paths, words, order, decide=decide, timeout=20, device="cpu")
+
+    eager, _, _ = run(paths, words, order)
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        found, captures, _ = outcome.value
+        assert found[-1] == "E808"
+        assert found[:-1] == pytest.approx(eager[:-1], rel=1e-12)
+        assert captures == [4]
+
+
+def test_gradients_that_the_user_resets_are_not_left() -> None:
+    """A step that only adds to them leaves them in place, so that a reset shows."""
+
+    def losses(form: Any, **options: Any) -> list[Any]:
+        trainer = Trainer()
+        call, fast = form(trainer, ["zbs", "b", "bsz"], **options)
+        found = [call(batch(i), number).item() for i, number in enumerate([0, 1])]
+        trainer.optimizer.zero_grad()
+        found += [call(batch(i), number).item() for i, number in enumerate([2, 0])]
+        for each in fast:
+            each.close()
+        return found
+
+    assert losses(paths, **PLACED) == losses(paths)
