@@ -7,9 +7,11 @@ import contextlib
 import pytest
 
 from pardnn import backends
+from pardnn.backends.large_pages import LARGE_PAGES
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.profile import of_file
 from pardnn.backends.torch.profile.of_file import Allowed, may_run, profile_file
+from pardnn.backends.torch.profile.op_times import profile_graph
 from pardnn.cluster import Cluster
 from pardnn.cost.call import tensors_by_name
 from pardnn.errors import FileError, UnsupportedError
@@ -94,6 +96,24 @@ def test_a_child_measures_what_may_run_and_estimates_the_rest(
     _, stats = profile_file(graph, allowed=["aten.mm.default", "aten.new_ones.default"])
     assert stats.measured == 1
     assert [kind for _, kind, _ in stats.estimated] == ["aten.new_ones.default"]
+
+
+@pytest.mark.parametrize("pages", ["0", "1"])
+def test_a_child_keeps_what_is_known_of_this_process_s_pages(
+    pages: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """Plans were made with it; alone, calls are timed with their inputs in the caches."""
+    monkeypatch.setenv("PARDNN_CACHE", str(tmp_path))
+    monkeypatch.setenv(LARGE_PAGES, pages)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    known, _ = profile_graph(mm_graph(8, 8, 8), threads=1)
+    found, stats = profile_file(mm_graph(8, 8, 8), allowed=["aten.mm.default"])
+    assert (stats.measured, found.entries) == (0, known.entries)
+    more = call("f", "aten.mm.default", ["d", "e"], [tensor("f", 4, 4)])
+    other = build_graph("two", [*mm_graph(8, 8, 8).ops, source("d", 4, 4), source("e", 4, 4), more])
+    found, stats = profile_file(other, allowed=["aten.mm.default"])
+    assert stats.measured == 1
+    assert known.entries.items() < found.entries.items()
 
 
 def test_a_child_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

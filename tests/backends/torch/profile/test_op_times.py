@@ -23,7 +23,7 @@ from pardnn.cost.call import signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, measured_costs, preset_costs
 from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.cost.table import CostCacheWarning
-from pardnn.errors import StuckError
+from pardnn.errors import StuckError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
@@ -355,3 +355,23 @@ def test_links_that_take_too_long_are_given_up():
         measure_links(timeout_s=0.05)
     assert caught.value.code == "E701"
     assert time.monotonic() - start < 10
+
+
+def test_a_call_that_may_not_run_leaves_the_others_in_context(monkeypatch, tmp_path):
+    """Alone, calls are timed with their inputs in the caches: of a GPT-2 a fifth too fast."""
+    refusing = call("r", "aten.exp.default", ["c"], [tensor("r", 8, 8)])
+    after = call("s", "aten.abs.default", ["r"], [tensor("s", 8, 8)])
+    graph = build_graph("g", [*mm_graph(8, 8, 8).ops, refusing, after])
+    alone = []
+
+    def admit(op):
+        if op.kind == "aten.exp.default":
+            raise UnsupportedError("not this one")
+
+    monkeypatch.setattr(module, "measure_alone", lambda op, *_, **__: alone.append(op.name))
+    table, stats = profile_graph(graph, folder=tmp_path, threads=1, admit=admit)
+    assert alone == []
+    assert [name for name, *_ in stats.estimated] == ["r"]
+    names = {op.name: signature(op, tensors_by_name(graph)) for op in graph.ops[2:]}
+    assert names["c"] in table.entries
+    assert names["s"] in table.entries

@@ -20,7 +20,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +80,7 @@ def profile_in_context(
     end: float | None,
     memory: int | None = None,
     tell: Callable[[float], None] | None = None,
+    refused: Collection[str] = (),
 ) -> Mapping[str, Entry]:
     """Time the calls of a graph in context, on this CPU.
 
@@ -88,6 +89,7 @@ def profile_in_context(
         end: `time.perf_counter` after which no further run starts; None for no limit.
         memory: Bytes of tensors that it may take; None: a share of what this machine has free.
         tell: Called now and then with the share of the minimum work that is done.
+        refused: Names of ops that are not run; their results are made up.
 
     Returns:
         By signature, the median over the runs, averaged over the positions of a call; the same for
@@ -105,7 +107,7 @@ def profile_in_context(
         keeps = WASTE * budget <= available_bytes()
         items, env = list(_bounded_items(graph, budget, keeps=keeps)), {}
     taken: list[list[float]] = [[] for _ in items]
-    failed: set[int] = set()
+    failed = {at for at, item in enumerate(items) if item.op.name in refused}
     with undisturbed() as timed:
         told = _telling(items, 0, tell)
         _run(told, env, make, taken, failed, timed)  # loads kernels, plans convolutions

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from pardnn.backends.large_pages import LARGE_PAGES, has_large_pages
 from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.backends.torch.ops.codec import bind, find_call
 from pardnn.backends.torch.profile.op_times import (
@@ -93,7 +94,9 @@ def profile_file(
     torch.set_num_threads(threads)
     table = load_table(machine_of(torch.device(device), keeps_freed=keeps_freed), cache_folder())
     torch.set_num_threads(before)
-    entries = {text: Entry(**row) for text, row in answer["entries"].items()}
+    # What is known stays: plans have been made with it.
+    answered = {text: Entry(**row) for text, row in answer["entries"].items()}
+    entries = {text: each for text, each in answered.items() if text not in table.entries}
     # Estimates are not kept, since these calls can be measured where the step is captured.
     save_table(table.with_entries({k: v for k, v in entries.items() if v.repetitions}),
                cache_folder())  # fmt: skip
@@ -105,6 +108,7 @@ def profile_file(
 def _asked(folder: Path, timeout_s: float) -> dict[str, Any]:
     """Run the child and return its answer."""
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    path[LARGE_PAGES] = "1" if has_large_pages() else "0"  # as of this process
     command = [sys.executable, "-m", "pardnn.backends.torch.profile.of_file", str(folder)]
     try:
         done = subprocess.run(

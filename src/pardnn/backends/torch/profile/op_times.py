@@ -1,8 +1,8 @@
 """Measured op times: every distinct call of a graph is timed on the real device.
 
 A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). If the
-graph fits on a CPU, they are timed there in the context of the step (`in_context.py`). Otherwise
-each is made alone on synthetic inputs (`op_alone.py`), so a model that is too large for the device
+graph fits on a CPU, they are timed there in the context of the step (`in_context.py`). What cannot
+is made alone on synthetic inputs (`op_alone.py`), so a model that is too large for the device
 is still measured op by op. Of a partitioned graph, one rank's share is timed (`rank_shares.py`).
 
 Results are kept in the user's cache; a second run measures nothing.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -222,9 +223,10 @@ def _measure_all(
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
         found |= measure_overheads(device)
     in_context, tell = dict[str, Entry](), _rising(progress, len(missing))
-    if missing and device.type == "cpu" and (admit is None or _all_admitted(graph, admit)):
+    if missing and device.type == "cpu":
+        refused = set[str]() if admit is None else _refused(graph, tensors, admit)
         for share in rank_shares(graph, [case.op for case in missing]):
-            in_context = {**profile_in_context(share, end, memory, tell), **in_context}
+            in_context = {**profile_in_context(share, end, memory, tell, refused), **in_context}
         found |= {text: each for text, each in in_context.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
@@ -258,14 +260,24 @@ def _rising(progress: Progress | None, number: int) -> Callable[[float], None]:
     return tell
 
 
-def _all_admitted(graph: Graph, admit: Callable[[Op], None]) -> bool:
-    try:
-        for op in graph.ops:
-            if not (op.is_source or is_free(op)):
+def _refused(graph: Graph, tensors: Mapping[str, Tensor], admit: Callable[[Op], None]) -> set[str]:
+    """Return the names of the ops that may not run; equal calls are asked once."""
+    is_refused: dict[Any, bool] = {}
+    found: set[str] = set()
+    for op in graph.ops:
+        if op.is_source or is_free(op):
+            continue
+        results = (replace(t, name="", alias_of=None) for t in op.outputs)
+        key = signature(op, tensors), tuple(results)
+        if key not in is_refused:
+            try:
                 admit(op)
-    except _REFUSALS:
-        return False
-    return True
+                is_refused[key] = False
+            except _REFUSALS:
+                is_refused[key] = True
+        if is_refused[key]:
+            found.add(op.name)
+    return found
 
 
 def _estimator(device: torch.device) -> DeviceModel:
