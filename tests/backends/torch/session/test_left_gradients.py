@@ -205,3 +205,22 @@ def test_gradients_that_the_user_resets_are_not_left() -> None:
         return found
 
     assert losses(paths, **PLACED) == losses(paths)
+
+
+def test_a_step_that_updates_first_is_taken_after_one_of_the_users_own() -> None:
+    """Its first run finds no gradients, and its second makes momentum."""
+    trainer = Trainer()
+    with pytest.raises(PardnnError, match="run one step of your own") as caught:
+        steps(trainer, ["szb"], **PLACED)
+    assert caught.value.code == "E804"
+
+    def losses(**options: Any) -> list[float]:
+        trainer = Trainer()
+        trainer.follow("szb", batch(0))
+        call, fast = steps(trainer, ["szb"], **options)
+        found = [call(batch(i), 0).item() for i in range(1, 5)]
+        for each in fast:
+            each.close()
+        return found
+
+    assert losses(**PLACED) == losses()

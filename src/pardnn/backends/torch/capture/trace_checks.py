@@ -15,6 +15,7 @@ from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.called_from import with_users_line
 from pardnn.backends.torch.capture.refusals.changed_state import counting_hook, unreached_write
+from pardnn.backends.torch.capture.refusals.first_step import made_later
 from pardnn.backends.torch.capture.refusals.tensor_questions import given_tensor
 from pardnn.backends.torch.capture.result import structured
 from pardnn.backends.torch.capture.same_calls import traces_differ
@@ -237,5 +238,7 @@ def check_same(one: StepTrace, other: StepTrace) -> None:
     here, there = different
     # Only the first of the two traces knows where its calls come from.
     located = here or one.tracer.calls[one.length - 1]
+    if there is not None and there.name in other.sources.keys() - one.sources.keys():
+        raise made_later(there.name)
     what = f"{(there or located).kind} has other arguments the second time"
     raise unsupported.changing_step(what, located.source)

@@ -1,4 +1,4 @@
-"""The errors for first steps: E806."""
+"""The errors for first steps: E806, and E804 for second ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
-from pardnn.errors import UnsupportedError
+from pardnn.errors import UnsupportedError, shown
 
 
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
@@ -31,6 +31,16 @@ def first_step_differs(names: Sequence[str]) -> UnsupportedError:
         code="E806",
         details={"numbers": list(names)},
     )
+
+
+def made_later(name: str) -> UnsupportedError:
+    """Return E804: the second step makes a tensor that the first one does not."""
+    return UnsupportedError(
+        f"the step is not the same twice: only its second run makes {shown(name)}, as an optimizer "
+        "does\nwhere step() comes before backward() and finds no gradients at first.\n"
+        "Call step() after backward(), or run one step of your own before `parallelize`.",
+        code="E804", details={"differs": name},
+    )  # fmt: skip
 
 
 def takes_another_way(where: str | None) -> UnsupportedError:
