@@ -191,6 +191,47 @@ def test_ranks_capture_what_was_left_of_shards(decide: Any) -> None:
         assert captures == [4]
 
 
+def test_a_refused_call_of_one_step_stops_no_rank() -> None:
+    """The state is taken again before the graph is chosen: the last one may not be the next."""
+    words, order = ["zZbs", "bhssZ", "Zhnhs"], [0, 2, 2, 0, 1]
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        return run(steps, words, order, momentum=0, timeout=20, **PLACED)
+
+    eager, _, _ = run(steps, words, order, momentum=0)
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value[0] == [*eager[:-1], "E808"]
+
+
+def test_a_refused_call_is_refused_again() -> None:
+    """The gradients that it has put in place are not the user's."""
+    trainer = Trainer(momentum=0)
+    call, fast = steps(trainer, ["zbs", "bhssZ"], **PLACED)
+    for number in (1, 0):
+        call(batch(number), number)
+    for _ in range(2):
+        with pytest.raises(PardnnError) as caught:
+            call(batch(2), 1)
+        assert caught.value.code == "E808"
+    for each in fast:
+        each.close()
+
+
+def test_another_path_of_a_step_goes_on_after_what_its_last_path_could_not_use() -> None:
+    def losses(**options: Any) -> list[float]:
+        trainer = Trainer()
+        one, fast = paths(trainer, ["bsz", "zbs"], **options)
+        other, more = steps(trainer, ["zbs"], **options)
+        found = [one(batch(0), 0), other(batch(1), 0), one(batch(2), 1), one(batch(3), 1)]
+        for each in (*fast, *more):
+            each.close()
+        return [loss.item() for loss in found]
+
+    assert losses(**PLACED) == losses()
+
+
 def test_gradients_that_the_user_resets_are_not_left() -> None:
     """A step that only adds to them leaves them in place, so that a reset shows."""
 

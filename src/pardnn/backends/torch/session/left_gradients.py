@@ -12,6 +12,7 @@ Complexity: O(gradients that a graph resets, leaves or has as sources) per call.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -111,8 +112,9 @@ class LeftGradients:
     """The gradients that eager calls would have left, of all steps on one state."""
 
     def __init__(self) -> None:
-        # With the gradient that was in place after the call, if any: the user may set another one.
+        # With the gradient that is in place, if any: the user may set another one, or reset it.
         self._left: dict[int, tuple[torch.Tensor, Any]] = {}
+        self._is_ours = False
 
     def __bool__(self) -> bool:
         """Whether there are any."""
@@ -122,11 +124,26 @@ class LeftGradients:
         """Whether a parameter's gradient is left."""
         return id(parameter) in self._left
 
-    def follow(self) -> None:
-        """Forget those that the user has set or reset since the last call."""
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """Forget those that the user has set or reset; while the context is open, none is."""
+        if self._is_ours:
+            yield
+            return
         changed = [key for key, (p, gradient) in self._left.items() if p.grad is not gradient]
         for key in changed:
             del self._left[key]
+        self._is_ours = True
+        try:
+            yield
+        finally:
+            self._is_ours = False
+            self._record()
+
+    def _record(self) -> None:
+        for key, (parameter, gradient) in self._left.items():
+            if parameter.grad is not gradient:
+                self._left[key] = parameter, parameter.grad
 
     def note(self, taken: TakenGradients) -> None:
         """Note what a call of a graph has left; what it frees or resets is None from now on."""
@@ -135,9 +152,7 @@ class LeftGradients:
         taken.drop()
         for _, parameter in taken.left:
             self._left[id(parameter)] = parameter, None
-        for key, (parameter, gradient) in self._left.items():
-            if parameter.grad is not gradient:
-                self._left[key] = parameter, parameter.grad
+        self._record()
 
     def changes(self, taken: TakenGradients) -> Iterator[Change]:
         """Yield the gradients on whose absence or presence a graph relies in vain."""

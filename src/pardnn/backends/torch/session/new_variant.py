@@ -145,13 +145,14 @@ class Maker:
         if not self._is_first and self._decide is None:
             raise changed_values(changes)
         reset = self._state.reset_gradients
-        undo = reset.arrange(GradientsOf())
-        try:
-            variant = self._made(number, args, changes)
-        finally:
-            if undo is not None:
-                undo()
-        reset.arrange(gradients_of(variant.executor.program, variant.binding))
+        with self._state.left_gradients.ours():
+            undo = reset.arrange(GradientsOf())
+            try:
+                variant = self._made(number, args, changes)
+            finally:
+                if undo is not None:
+                    undo()
+            reset.arrange(gradients_of(variant.executor.program, variant.binding))
         return variant
 
     def _made(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:

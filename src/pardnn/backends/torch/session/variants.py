@@ -160,11 +160,11 @@ class Variants:
         """
         self._settled = None  # it keeps what the user may have replaced
         try:
-            self.refresh()
-            self._state.left_gradients.follow()
-            is_told = self.follow_data()
-            batch = self.current.binding.read(values)
-            variant = self._choose(batch, is_told=is_told)
+            with self._state.left_gradients.ours():
+                self.refresh()
+                is_told = self.follow_data()
+                batch = self.current.binding.read(values)
+                variant = self._choose(batch, is_told=is_told)
             self._agree(variant)
             self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
@@ -260,6 +260,7 @@ class Variants:
         variant = self._add(batch.values, changes)
         self.replaced = []
         moved = self.enter(variant)
+        check_left(left.used(variant.taken))
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
 
@@ -280,11 +281,7 @@ class Variants:
         return None if found is None else new
 
     def not_carried(self, variant: Variant | None = None) -> set[str]:
-        """Return the names of state that calls so far have not left as eager ones would.
-
-        Args:
-            variant: Whose state; that of the last one by default.
-        """
+        """Return which state of a variant, or the last one, calls left unlike eager ones."""
         variant = variant or self.current
         left, parameters = self._state.left_gradients, variant.binding.sources
         return {
@@ -336,8 +333,11 @@ class Variants:
         Raises:
             UnsupportedError: E808, if it reads what earlier variants did not carry on.
         """
+        with self._state.left_gradients.ours():
+            return self._entered(variant, recording)
+
+    def _entered(self, variant: Variant, recording: Recording | None) -> list[str]:
         check_carried(self.stale, variant.executor.program, variant.binding)
-        check_left(self._state.left_gradients.used(variant.taken))
         if len(self._state.users) == (self._version >= 0):  # no other step takes them over
             variant.taken.drop()
         binding, executor = variant.binding, variant.executor
