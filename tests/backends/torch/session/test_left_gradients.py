@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.capture.first_step.gradients import gradients_noted
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
@@ -265,3 +266,10 @@ def test_a_step_that_updates_first_is_taken_after_one_of_the_users_own() -> None
         return found
 
     assert losses(**PLACED) == losses()
+
+
+def test_gradients_of_subclasses_keep_their_type_after_a_capture() -> None:
+    torch.overrides.get_default_nowrap_functions.cache_clear()
+    with gradients_noted({}):
+        torch.overrides.get_default_nowrap_functions()
+    assert torch.Tensor.grad.__get__ in torch.overrides.get_default_nowrap_functions()

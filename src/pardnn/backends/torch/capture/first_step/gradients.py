@@ -64,6 +64,8 @@ def gradients_noted(names: Mapping[int, str]) -> Iterator[set[str]]:
         note(tensor)
         real.__delete__(tensor)
 
+    # torch asks once for the getters whose results keep their type, and must not get this one.
+    torch.overrides.get_default_nowrap_functions()
     with mock.patch.object(torch.Tensor, "grad", property(get, put, delete)):
         yield found
 
