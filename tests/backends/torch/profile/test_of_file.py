@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 
 import pytest
 
@@ -11,9 +12,10 @@ from pardnn.backends.large_pages import LARGE_PAGES
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.profile import of_file
 from pardnn.backends.torch.profile.of_file import Allowed, may_run, profile_file
-from pardnn.backends.torch.profile.op_times import profile_graph
+from pardnn.backends.torch.profile.op_times import cached_table, profile_graph
 from pardnn.cluster import Cluster
 from pardnn.cost.call import tensors_by_name
+from pardnn.cost.table import Entry
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import graph_from_json, graph_to_json
@@ -98,13 +100,15 @@ def test_a_child_measures_what_may_run_and_estimates_the_rest(
     assert [kind for _, kind, _ in stats.estimated] == ["aten.new_ones.default"]
 
 
-@pytest.mark.parametrize("pages", ["0", "1"])
+@pytest.mark.parametrize("pages", [None, "1"])
 def test_a_child_keeps_what_is_known_of_this_process_s_pages(
-    pages: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    pages: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     """Plans were made with it; alone, calls are timed with their inputs in the caches."""
     monkeypatch.setenv("PARDNN_CACHE", str(tmp_path))
-    monkeypatch.setenv(LARGE_PAGES, pages)
+    monkeypatch.delenv(LARGE_PAGES, raising=False)  # torch was loaded first
+    if pages:
+        monkeypatch.setenv(LARGE_PAGES, pages)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     known, _ = profile_graph(mm_graph(8, 8, 8), threads=1)
     found, stats = profile_file(mm_graph(8, 8, 8), allowed=["aten.mm.default"])
@@ -114,6 +118,19 @@ def test_a_child_keeps_what_is_known_of_this_process_s_pages(
     found, stats = profile_file(other, allowed=["aten.mm.default"])
     assert stats.measured == 1
     assert known.entries.items() < found.entries.items()
+
+
+def test_what_a_child_answers_does_not_replace_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("PARDNN_CACHE", str(tmp_path))
+    known, stats = profile_graph(mm_graph(8, 8, 8), threads=1)
+    slow = {text: asdict(Entry(seconds=9.0, repetitions=1)) for text in known.entries}
+    answer = {"entries": slow, "stats": asdict(stats) | {"estimated": []}}
+    monkeypatch.setattr(of_file, "_asked", lambda *_: answer)
+    found, _ = profile_file(mm_graph(8, 8, 8), allowed=["aten.mm.default"])
+    assert found.entries == known.entries
+    assert cached_table(threads=1).entries == known.entries
 
 
 def test_a_child_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

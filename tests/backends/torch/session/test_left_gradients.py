@@ -192,6 +192,45 @@ def test_ranks_capture_what_was_left_of_shards(decide: Any) -> None:
         assert captures == [4]
 
 
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [(["zbs", "bz", "bsz"], [0, 1, 2, 0, 1, 2]), (["zbs", "Zhsz"], [0, 1, 1, 0, 1, 1])],
+    ids=["sums that nobody reads", "zeros or None"],
+)
+def test_a_graph_knows_whether_gradients_are_left(words: Any, order: Any) -> None:
+    eager, _, parameters = run(paths, words, order)
+    found, _, held = run(paths, words, order, **PLACED)
+    assert (found, held) == (eager, parameters)
+
+
+def test_a_first_step_of_its_own_keeps_the_gradients_that_it_carries() -> None:
+    """The last path finds gradients of `one`, makes those of `two`, and would find both next."""
+
+    def losses(**options: Any) -> list[float]:
+        torch.manual_seed(0)
+        one, two = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        first = torch.optim.Adam(one.parameters(), lr=0.05)
+        second = torch.optim.SGD(two.parameters(), lr=0.1, momentum=0.5)
+
+        def step(x: torch.Tensor, number: int) -> torch.Tensor:
+            if number != 1:
+                second.step()
+            hidden = one(x) if number == 0 else one(x).detach()
+            if number == 2:
+                first.step()
+            loss = two(hidden).square().mean()
+            loss.backward()
+            if number == 0:
+                second.zero_grad()
+                first.step()
+            return loss
+
+        call = parallelize(step, batch(0), 1, **options) if options else step
+        return [call(batch(i), number).item() for i, number in enumerate([1, 0, 2])]
+
+    assert losses(**PLACED) == losses()
+
+
 def test_a_refused_call_of_one_step_stops_no_rank() -> None:
     """The state is taken again before the graph is chosen: the last one may not be the next."""
     words, order = ["zZbs", "bhssZ", "Zhnhs"], [0, 2, 2, 0, 1]
