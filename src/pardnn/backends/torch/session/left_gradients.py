@@ -37,7 +37,6 @@ class TakenGradients(NamedTuple):
         left: Parameters whose gradients it frees and eager calls leave.
         replaced: Those of `left` for which it does not matter what they are before it.
         reset: Parameters whose gradients are None after it, and no sources of it.
-        zeroed: Parameters whose gradients are sources of it, and None after it.
         unknown: Parameters whose gradients must be None before it.
         presumed: Parameters whose gradients an earlier call must have left before it.
         used: Parameters whose gradients are sources of it, and that it does not only add to.
@@ -46,7 +45,6 @@ class TakenGradients(NamedTuple):
     left: Named = ()
     replaced: Named = ()
     reset: Named = ()
-    zeroed: Named = ()
     unknown: Named = ()
     presumed: Named = ()
     used: Named = ()
@@ -81,11 +79,9 @@ def taken_gradients(
         if op.kind == "state" and (parameter := binding.sources[op.name].parameter) is not None
     }
     used = [(name, sources[name]) for name in used_tensors(graph, sources)]
-    marks = {op.name: op.arguments or {} for op in graph.ops if op.name in sources}
-    zeroed = [(name, sources[name]) for name in sources if marks[name].get("reset")]
     return TakenGradients(
-        named(names.left), named(names.replaced), named(names.reset), zeroed,
-        named(names.unknown), named(presumed), used,
+        named(names.left), named(names.replaced), named(names.reset), named(names.unknown),
+        named(presumed), used,
     )  # fmt: skip
 
 
@@ -145,9 +141,14 @@ class LeftGradients:
             if parameter.grad is not gradient:
                 self._left[key] = parameter, parameter.grad
 
-    def note(self, taken: TakenGradients) -> None:
-        """Note what a call of a graph has left; what it frees or resets is None from now on."""
-        for _, parameter in (*taken.reset, *taken.zeroed):
+    def note(self, taken: TakenGradients, reset: Sequence[torch.Tensor]) -> None:
+        """Note what a call of a graph has left; what it frees or resets is None from now on.
+
+        Args:
+            taken: What the graph does with gradients.
+            reset: Parameters whose gradients are sources of it, and None after it.
+        """
+        for parameter in (*(each for _, each in taken.reset), *reset):
             self._left.pop(id(parameter), None)
         taken.drop()
         for _, parameter in taken.left:

@@ -296,9 +296,8 @@ class Maker:
             gradients_not_left(captured.unleft)
         known = self._executors.get(fingerprint(graph))
         if known is not None:
-            return Shared(known.program.whole, known.program.plan, captured.uncarried,
-                          captured.gradients, presumed, Made(middle - begin),
-                          captured.constants)  # fmt: skip
+            of = known.program
+            return _as_shared(of.whole, of.plan, captured, presumed, Made(middle - begin))
         plan = self._plan if self._is_first else None
         if plan is None and self._decide is not None:
             found, near = sources(self._step, args, graph), self._state.near
@@ -312,9 +311,14 @@ class Maker:
         if self._prove is not None and self._is_first and plan is self._plan:
             self._prove(graph, plan)
         made = Made(middle - begin, time.perf_counter() - middle)
-        return Shared(
-            graph, plan, captured.uncarried, captured.gradients, presumed, made, captured.constants
-        )
+        return _as_shared(graph, plan, captured, presumed, made)
+
+
+def _as_shared(
+    graph: Graph, plan: Plan, captured: Captured, presumed: Sequence[str], made: Made
+) -> Shared:
+    found = captured.uncarried, captured.gradients, presumed, made, captured.constants
+    return Shared(graph, plan, *found)
 
 
 def _reached(step: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:

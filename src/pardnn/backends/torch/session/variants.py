@@ -165,6 +165,7 @@ class Variants:
                 is_told = self.follow_data()
                 batch = self.current.binding.read(values)
                 variant = self._choose(batch, is_told=is_told)
+                check_left(self._state.left_gradients.used(variant.taken))
             self._agree(variant)
             self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
@@ -174,7 +175,7 @@ class Variants:
         variant.executor.step(lambda: self._inputs(variant, batch))
         self.stale |= variant.uncarried
         self._state.reset_gradients.note(variant.gradients)
-        self._state.left_gradients.note(variant.taken)
+        self._state.left_gradients.note(variant.taken, variant.gradients.reset)
         return variant
 
     def refresh(self) -> None:
@@ -238,7 +239,6 @@ class Variants:
         left = self._state.left_gradients
         changes = [*self.replaced, *self.current.changes(batch, left, is_told=is_told)]
         if not changes:
-            check_left(left.used(self.current.taken))
             return self.current
         self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
@@ -250,7 +250,6 @@ class Variants:
             if new is not None:
                 if found or variant is not self.current:
                     self.enter(variant)
-                check_left(left.used(variant.taken))
                 for each in (x.binding.guards for x in self._known if found):
                     if each is not None:
                         each.accept(new.exchanged(found))
@@ -260,7 +259,6 @@ class Variants:
         variant = self._add(batch.values, changes)
         self.replaced = []
         moved = self.enter(variant)
-        check_left(left.used(variant.taken))
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
 
