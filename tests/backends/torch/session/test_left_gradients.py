@@ -15,13 +15,17 @@ from torch import nn
 
 from pardnn.backends.torch.capture.first_step.gradients import gradients_noted
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.session.left_gradients import used_tensors
 from pardnn.errors import PardnnError
+from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch.executors import bits
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.stepping import cut_plan
+from tests.cost.helpers import call as op_of
+from tests.cost.helpers import source, tensor
 
 
 class Trainer:
@@ -312,3 +316,25 @@ def test_gradients_of_subclasses_keep_their_type_after_a_capture() -> None:
     with gradients_noted({}):
         torch.overrides.get_default_nowrap_functions()
     assert torch.Tensor.grad.__get__ in torch.overrides.get_default_nowrap_functions()
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "is_used"),
+    [("p.grad", "x", False), ("p.grad", "added", True), ("half", "y", True)],
+    ids=["all of it", "by what it was", "a part of it"],
+)
+def test_a_gradient_is_not_used_once_all_of_it_is_overwritten(
+    target: str, given: str, is_used: bool
+) -> None:
+    size = 4 if target == "half" else 8
+    new = tensor("new", size, alias_of=target)
+    added = tensor("added", 8, alias_of="p.grad")
+    views = [op_of("half", "aten.slice.Tensor", ["p.grad", 0, 0, 4],
+                   [tensor("half", 4, alias_of="p.grad")])]  # fmt: skip
+    graph = build_graph("g", [
+        source("x", 8), source("y", 4), source("p.grad", 8), *(views if target == "half" else ()),
+        op_of("added", "aten.add_.Tensor", ["p.grad", "x"], [added]),
+        op_of("new", "aten.copy_.default", [target, given], [new]),
+        op_of("exp", "aten.exp.default", ["new"], [tensor("exp", size)]),
+    ])  # fmt: skip
+    assert used_tensors(graph, ["p.grad"]) == (["p.grad"] if is_used else [])

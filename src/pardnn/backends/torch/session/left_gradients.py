@@ -86,17 +86,18 @@ def taken_gradients(
 
 
 def used_tensors(graph: Graph, sources: Collection[str]) -> list[str]:
-    """Return those of some source ops whose content is used for more than what replaces it."""
+    """Return those of some source ops whose content is used for more than what replaces it.
+
+    A view counts as a use, so what is written in place is always the whole tensor.
+    """
     if not sources:
         return []
-    tensors = {op.name: op.outputs[0] for op in graph.ops if op.name in sources}
-    of = {tensor.name: name for name, tensor in tensors.items()}
+    of = {op.outputs[0].name: op.name for op in graph.ops if op.name in sources}
     written, found = dict(graph.overwrites), set[str]()
     for i, op in enumerate(graph.ops):
         if op.kind in _OVERWRITING and (whole := of.get(op.inputs[0])) is not None:
             found |= {of[name] for name in op.inputs[1:] if name in of}
-            if op.outputs[0].bytes == tensors[whole].bytes:
-                of = {name: each for name, each in of.items() if each != whole}
+            of = {name: each for name, each in of.items() if each != whole}
         for each in {of[name] for name in op.inputs if name in of}:
             if {of.get(name) for name in written.get(i, ())} != {each}:
                 found.add(each)
