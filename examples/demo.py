@@ -25,7 +25,7 @@ from pardnn.report.text import console, memory_table, plan_text, result_text
 from pardnn.units import bytes_text
 
 TARGET = str(Path(__file__).with_name("gpt2.py")) + ":training"
-DEVICES, MEMORY, STEPS = 4, "768MiB", 5
+DEVICES, MEMORY, STEPS = 4, "768 MiB", 5
 
 
 def main() -> None:
