@@ -1,5 +1,6 @@
 """Clusters: links, forms, files and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pardnn.cluster import (
     Device,
     Link,
     Rate,
+    Sharing,
     cluster_from_json,
     cluster_to_dict,
     more_like,
@@ -103,11 +105,24 @@ def test_unknown_preset_lists_the_names() -> None:
         ({"links": [{"from": "gpu:0", "to": "gpu:1", "bandwidth": 1.0}] * 2}, "twice"),
         ({"link_model": "fast"}, "link_model"),
         ({"colour": "red"}, "colour"),
+        ({"sharing": {"slowdown": [], "overhead": {"bandwidth": 1.0}}}, "begins with 1"),
+        ({"sharing": {"slowdown": [1.5, 2], "overhead": {"bandwidth": 1.0}}}, "begins with 1"),
+        ({"sharing": {"slowdown": [1, 2, 1.5], "overhead": {"bandwidth": 1.0}}}, "never falls"),
+        ({"sharing": {"slowdown": [1], "overhead": {"bandwidth": 0.0}}}, "sharing: overhead"),
     ],
 )
 def test_refused(changes: dict[str, object], what: str) -> None:
     with pytest.raises(FileError, match=what):
         cluster_from_json(_text(**changes))
+
+
+def test_what_devices_share_is_kept(tmp_path: Path) -> None:
+    overhead = Rate(bandwidth=2e9, latency=2e-5)
+    shared = Sharing(slowdown=(1.0, 1.25, 1.5), overhead=overhead)
+    cluster = dataclasses.replace(Cluster.uniform(3), sharing=shared)
+    write_cluster(cluster, tmp_path / "c.json")
+    assert Cluster.load(tmp_path / "c.json") == cluster
+    assert "sharing" not in cluster_to_dict(Cluster.uniform(3))
 
 
 def test_other_version() -> None:

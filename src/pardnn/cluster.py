@@ -86,6 +86,22 @@ class Link:
     latency: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What devices take from each other: ranks that share cores, caches and memory.
+
+    Attributes:
+        slowdown: How many times as long an op takes while one device computes, two, and so on;
+            from 1, and never falling. The last number also holds for more devices.
+        overhead: Seconds that a message takes of each of its ends, which computes nothing then.
+    """
+
+    __pydantic_config__ = STRICT
+
+    slowdown: tuple[float, ...]
+    overhead: Rate
+
+
 class ClusterArrays(NamedTuple):
     """The cluster as arrays for kernels: a message takes latency + bytes / bandwidth seconds."""
 
@@ -104,6 +120,7 @@ class Cluster:
         default_link: Of pairs without a link; None if they cannot communicate.
         link_model: "independent" gives every transfer its link's full bandwidth (the papers'
             model); "serial" allows one transfer at a time per directed link.
+        sharing: What devices take from each other; None: each has all it needs.
 
     Raises:
         FileError: E421, if a name, a number or a link is not valid.
@@ -116,6 +133,7 @@ class Cluster:
     links: tuple[Link, ...] = ()
     default_link: Rate | None = None
     link_model: LinkModel = "independent"
+    sharing: Sharing | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -268,6 +286,8 @@ def _problems(cluster: Cluster) -> Iterator[str]:
     yield from _link_problems(cluster, set(names))
     if cluster.default_link is not None:
         yield from _rate_problems("default_link", cluster.default_link)
+    if cluster.sharing is not None:
+        yield from _sharing_problems(cluster.sharing)
 
 
 def _link_problems(cluster: Cluster, known: Collection[str]) -> Iterator[str]:
@@ -292,6 +312,13 @@ def _rate_problems(where: str, rate: Link | Rate) -> Iterator[str]:
         )
     if not 0 <= rate.latency <= MAX_LATENCY_S:
         yield f"{where}: latency is {rate.latency} seconds; it is from 0 to {MAX_LATENCY_S:g}"
+
+
+def _sharing_problems(sharing: Sharing) -> Iterator[str]:
+    told = list(sharing.slowdown)
+    if not all(math.isfinite(each) for each in told) or told[:1] != [1] or told != sorted(told):
+        yield f"sharing: slowdown is {told!s:.80}; it begins with 1, and never falls"
+    yield from _rate_problems("sharing: overhead", sharing.overhead)
 
 
 def _arrays(cluster: Cluster) -> ClusterArrays:
@@ -323,8 +350,8 @@ def more_like(device: Device, count: int, taken: Iterable[str] = ()) -> list[Dev
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """Return the cluster as JSON types."""
-    rate = cluster.default_link
-    return {
+    rate, sharing = cluster.default_link, cluster.sharing
+    told: dict[str, Any] = {
         "format": cluster.format,
         "devices": [
             {"name": d.name, "type": d.type, "memory": d.memory, "speed": d.speed}
@@ -334,11 +361,17 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             {"from": i.source, "to": i.target, "bandwidth": i.bandwidth, "latency": i.latency}
             for i in cluster.links
         ],
-        "default_link": None
-        if rate is None
-        else {"bandwidth": rate.bandwidth, "latency": rate.latency},
+        "default_link": None if rate is None else _rate_to_dict(rate),
         "link_model": cluster.link_model,
     }
+    if sharing is not None:
+        overhead = _rate_to_dict(sharing.overhead)
+        told["sharing"] = {"slowdown": list(sharing.slowdown), "overhead": overhead}
+    return told
+
+
+def _rate_to_dict(rate: Rate) -> dict[str, float]:
+    return {"bandwidth": rate.bandwidth, "latency": rate.latency}
 
 
 def cluster_from_json(content: bytes, what: str = "cluster") -> Cluster:

@@ -175,6 +175,11 @@ def _is_index(key: object) -> bool:
     return isinstance(key, int) and not isinstance(key, bool) and key >= 0
 
 
+def sharing_text(slowdown: Sequence[float], num_devices: int) -> str:
+    """Say how much longer ops take when all devices compute (`cluster.Sharing`)."""
+    return f"ops take {slowdown[:num_devices][-1]:.3g} times as long when all compute"
+
+
 def rate_text(bandwidth: float, latency: float) -> str:
     """Return a link such as "118 MB/s + 1.2 ms".
 

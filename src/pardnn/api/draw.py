@@ -11,9 +11,9 @@ from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.grid import Slot, grid_text
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
-from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.sim.peak import memory_over_time
+from pardnn.sim.sharing import timeline_on
 
 _LETTERS = {FORWARD: "F", BACKWARD: "B", WEIGHT: "W", UPDATE: "U"}
 
@@ -30,7 +30,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     planned = planned_graph(graph, plan)
     costs, graph = costs_of_planned(graph, plan, planned, costs), planned
     arrays = plan_arrays(graph, plan)
-    timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
+    timeline = timeline_on(plan.cluster, graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)
     tracks: list[Track] = []
     for device, row in enumerate(order_rows(arrays)):
@@ -84,7 +84,7 @@ def schedule_grid(graph: Graph, plan: Plan, width: int, costs: Costs) -> list[st
     units = units_of_plan(graph, plan, cut)
     arrays = plan_arrays(cut, plan)
     machine = machine_of(costs_of_planned(graph, plan, cut, costs), plan.cluster)
-    timeline = simulate(cut, machine, arrays)
+    timeline = timeline_on(plan.cluster, cut, machine, arrays)
     start, finish = timeline.start.tolist(), timeline.finish.tolist()
     what, piece = units.phase.tolist(), units.piece.tolist()
     rows = [

@@ -19,7 +19,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import Constraint
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
-from pardnn.units import rate_text
+from pardnn.units import rate_text, sharing_text
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.profile.rank_links import ThisCluster
@@ -202,6 +202,9 @@ def links_text(found: ThisCluster) -> str:
         if rate is not None
     )
     nodes = f"{found.num_nodes} node{'s' if found.num_nodes > 1 else ''}"
+    sharing, count = found.cluster.sharing, found.cluster.num_devices
+    if sharing is not None:
+        told += f"; {sharing_text(sharing.slowdown, count)}"
     return (
         f"links of {found.cluster.num_devices} ranks on {nodes} measured in {found.seconds:.1f} s: "
         f"{told}; the plan is made for them (`cluster=` names others)"

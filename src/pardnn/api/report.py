@@ -27,8 +27,8 @@ from pardnn.report.page.contents import Report
 from pardnn.report.page.report import report_of
 from pardnn.report.page.simulated import Simulated
 from pardnn.sim.bounds import lower_bound_seconds
-from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
+from pardnn.sim.sharing import timeline_on
 
 #: Formats that show times; a run can stand beside the plan in them.
 TRACES = ("chrome", "perfetto")
@@ -199,7 +199,7 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
         plan=plan,
         arrays=arrays,
         machine=machine,
-        timeline=simulate(placed, machine, arrays),
+        timeline=timeline_on(plan.cluster, placed, machine, arrays),
         phase=units.phase,
         piece=units.piece,
         lower_bound_s=bound,

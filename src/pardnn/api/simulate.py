@@ -25,8 +25,8 @@ from pardnn.planner.costs import choice_of, costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
-from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
+from pardnn.sim.sharing import step_times, timeline_on
 
 #: Of a predicted makespan: sums of floats may differ in their last bits between machines.
 TOLERANCE = 1e-9
@@ -62,14 +62,18 @@ def simulate(
     arrays = plan_arrays(graph, plan)
     known = costs_for(graph, plan.cluster, choice_of(plan, costs, whole, graph), whole=whole)
     machine = machine_of(known, plan.cluster)
-    timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
+    if policy == "order":
+        timeline, period_s = step_times(plan.cluster, graph, machine, arrays)
+    else:
+        timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
+        period_s = None
     peaks = peak_bytes(graph, arrays)
     if policy != "order":
         peaks = policy_peaks(graph.arrays, arrays.place, plan.num_devices, timeline).tolist()
     return SimulateResult(
         policy=policy,  # pyright: ignore[reportArgumentType]
         makespan_s=timeline.makespan,
-        period_s=period(graph.arrays, machine, arrays).seconds if policy == "order" else None,
+        period_s=period_s,
         peak_bytes=tuple(peaks),
         peak_along="order" if policy == "order" else "time",
         busy_s=tuple(timeline.busy(arrays.place, plan.num_devices).tolist()),
@@ -123,9 +127,8 @@ def _time(graph: Graph, plan: Plan) -> Iterator[str]:
     except PardnnError as error:
         yield f"predicted.costs: {error.message}"
         return
-    found = simulate_arrays(
-        planned, machine_of(known, cluster), plan_arrays(planned, plan)
-    ).makespan
+    arrays, machine = plan_arrays(planned, plan), machine_of(known, cluster)
+    found = timeline_on(cluster, planned, machine, arrays).makespan
     if abs(found - predicted.makespan_s) > TOLERANCE * found:
         stated = predicted.makespan_s
         yield f"predicted.makespan_s is {stated!r}, but it is {found!r} by {costs}"

@@ -20,8 +20,8 @@ from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of, serial_seconds
 from pardnn.sim.peak import peaks
-from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
+from pardnn.sim.sharing import step_times
 from pardnn.version import __version__
 
 
@@ -75,7 +75,8 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
         bound = serial / cluster.num_devices
         graph, costs = sharded.graph, sharded.costs
         machine = machine_of(costs, cluster)
-    timeline = simulate(graph, machine, outcome.plan)
+    timeline, period_s = step_times(cluster, graph, machine, outcome.plan)
+    makespan_s = timeline.makespan
     rows = zip(cluster.devices, np.diff(outcome.plan.order_ptr).tolist(), strict=True)
     idle = [device.name for device, ops in rows if not ops]
     notes = [*outcome.notes, *(sharded.plan.notes if sharded else ())]
@@ -86,10 +87,10 @@ def _measure(problem: Problem, outcome: Outcome) -> PlanResult:
     return PlanResult(
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
-        makespan_s=outcome.makespan_s,
-        period_s=period(graph.arrays, machine, outcome.plan).seconds,
+        makespan_s=makespan_s,
+        period_s=period_s,
         lower_bound_s=bound,
-        gap=max(0.0, outcome.makespan_s / bound - 1) if bound > 0 else 0.0,  # both are rounded
+        gap=max(0.0, makespan_s / bound - 1) if bound > 0 else 0.0,  # both are rounded
         serial_s=serial if np.isfinite(serial) else None,
         peak_bytes=tuple(peaks(graph.arrays, outcome.plan).tolist()),
         capacity_bytes=tuple(problem.capacities),

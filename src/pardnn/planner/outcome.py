@@ -7,13 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan, PlanArrays, plan_from_arrays
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import machine_of
-from pardnn.sim.period import period
+from pardnn.sim.machine import Machine, machine_of
+from pardnn.sim.sharing import step_times, timeline_on
 
 
 class Outcome(NamedTuple):
@@ -23,7 +25,7 @@ class Outcome(NamedTuple):
         algorithm: Its name.
         plan: Of the graph; of the partitioned graph if ops are sharded.
         moved_ops: Ops that a memory step moved to another device.
-        makespan_s: Simulated, in the plan's own order.
+        makespan_s: Simulated, in the plan's own order, on devices that share nothing.
         transfer_bytes: Sent in all.
         planning_s: Wall time.
         sharded: The plan with its partitioned graph, if ops are sharded.
@@ -59,17 +61,33 @@ def plan_of(problem: Problem, outcome: Outcome) -> Plan:
 
 def score(problem: Problem, outcome: Outcome) -> tuple[float, float]:
     """Return the score of an outcome; the best has the lowest."""
-    seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
+    sent = float(outcome.transfer_bytes)
     match problem.options.objective:
         case "seconds":
-            return seconds, sent
+            return makespan_s(problem, outcome), sent
         case "bytes":
-            return sent, seconds
+            return sent, makespan_s(problem, outcome)
         case "period":
-            cut = outcome.sharded
-            graph, costs = (problem.graph, problem.costs) if cut is None else (cut.graph, cut.costs)
-            machine = machine_of(costs, problem.cluster)
-            return period(graph.arrays, machine, outcome.plan).seconds, seconds
+            times = step_times(*_simulated(problem, outcome))
+            return times.period, times.timeline.makespan
+
+
+def makespan_s(problem: Problem, outcome: Outcome) -> float:
+    """Return the seconds of a step on the devices of a problem, with what they share.
+
+    Args:
+        problem: What was planned.
+        outcome: Of it.
+    """
+    if problem.cluster.sharing is None:
+        return outcome.makespan_s
+    return timeline_on(*_simulated(problem, outcome)).makespan
+
+
+def _simulated(problem: Problem, outcome: Outcome) -> tuple[Cluster, Graph, Machine, PlanArrays]:
+    cut, cluster = outcome.sharded, problem.cluster
+    graph, costs = (problem.graph, problem.costs) if cut is None else (cut.graph, cut.costs)
+    return cluster, graph, machine_of(costs, cluster), outcome.plan
 
 
 def with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:

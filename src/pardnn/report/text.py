@@ -22,7 +22,7 @@ from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
 from pardnn.report.export.result import CodeResult
 from pardnn.report.verdict import verdict
-from pardnn.units import bytes_text
+from pardnn.units import bytes_text, sharing_text
 
 _NUMBER = re.compile(r"[+-]?[0-9]")
 #: Of names that a narrow terminal leaves.
@@ -266,6 +266,8 @@ def cluster_text(cluster: Any) -> str:
     name = called.pop() if called in ({"gpu"}, {"cpu"}) else first.type
     kind = f"x {name}{memory}" if alike else "unlike devices"
     devices = f"{cluster.num_devices} {kind}"
+    if cluster.sharing is not None and cluster.num_devices > 1:
+        devices += f", {sharing_text(cluster.sharing.slowdown, cluster.num_devices)}"
     if rate is None or cluster.links:
         return f"{devices}, {len(cluster.links)} links ({cluster.link_model})"
     link = f"{rate.bandwidth / 1e9:.4g} GB/s + {seconds_text(rate.latency)}"

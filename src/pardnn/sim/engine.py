@@ -110,14 +110,7 @@ def _by_op(
 
 
 def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
-    n = a.num_ops
-    position = np.empty(n, dtype=np.int64)
-    position[plan.order_op] = np.arange(n)  # positions on one device compare alike
-    first_use = np.empty(len(plan.message_tensor), dtype=np.int64)
-    _first_use_kernel(
-        a.consumer_ptr, a.consumer_op, plan.place, position, plan.message_tensor,
-        plan.message_target, first_use,
-    )  # fmt: skip
+    n, first_use = a.num_ops, first_uses(a, plan)
     post_ptr, post = _by_op(plan.message_post, n)
     send_ptr, send = _by_op(a.tensor_op[plan.message_tensor], n)
     missing = np.bincount(first_use, minlength=n)
@@ -129,6 +122,18 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
     return _Waits(
         first_use, post_ptr, post, send_ptr, send, missing.astype(np.int64), holds.astype(np.int64)
     )
+
+
+def first_uses(a: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " m"]:
+    """Return the first op that reads each message of a plan."""
+    position = np.empty(a.num_ops, dtype=np.int64)
+    position[plan.order_op] = np.arange(a.num_ops)  # positions on one device compare alike
+    first_use = np.empty(len(plan.message_tensor), dtype=np.int64)
+    _first_use_kernel(
+        a.consumer_ptr, a.consumer_op, plan.place, position, plan.message_tensor,
+        plan.message_target, first_use,
+    )  # fmt: skip
+    return first_use
 
 
 @kernel

@@ -36,7 +36,7 @@ from pardnn.planner.algorithms import (
     is_polished,
 )
 from pardnn.planner.microbatches.suitable import needs_a_near_one, suitable_for
-from pardnn.planner.outcome import Outcome, score, with_plan
+from pardnn.planner.outcome import Outcome, makespan_s, score, with_plan
 from pardnn.planner.problem import Problem
 from pardnn.planner.search.polished import polished
 from pardnn.planner.sharded.decide import beaten_at, decide_sharded
@@ -328,7 +328,7 @@ def _tried(
             continue
         if found.sharded is None and found.makespan_s < problem.below:
             placed.append(found)
-        problem.log.note(name, found.makespan_s)
+        problem.log.note(name, makespan_s(problem, found))
         if best is None or score(problem, found) < score(problem, best):
             best = found
             problem.log.keep(found, score(problem, found))

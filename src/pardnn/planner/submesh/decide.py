@@ -30,7 +30,7 @@ from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.cut_pieces import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.outcome import Decide, Outcome
+from pardnn.planner.outcome import Decide, Outcome, makespan_s
 from pardnn.planner.problem import Problem
 from pardnn.planner.search.log import SearchLog
 from pardnn.planner.sharded.decide import MORE_LOCAL_OPS, can_shard
@@ -211,7 +211,7 @@ def _is_better(found: Best, mix: Mix, cutter: _Cutter, decide: Decide) -> bool:
         except InfeasibleError as error:
             log.note(str(mix), None, error.message.splitlines()[0])
             raise
-        log.note(str(mix), outcome.makespan_s)
+        log.note(str(mix), makespan_s(found.problem, outcome))
         return outcome
 
     return found.try_(made)

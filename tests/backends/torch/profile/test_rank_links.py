@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pardnn
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.profile import rank_links
+from pardnn.backends.torch.profile.ping_pong import Trip
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster, tournament
+from pardnn.backends.torch.profile.rank_sharing import doubled, filled
 from pardnn.backends.torch.session import live_state
 from pardnn.cluster import Cluster, cluster_to_dict
+from pardnn.report.text import cluster_text
 from tests.backends.torch import models
 from tests.backends.torch.ranks import connect, run_ranks
 
@@ -51,10 +58,14 @@ def slow_between(nodes: tuple[int, ...], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Channel, "wait", slow)
 
 
-def measured(nodes: tuple[int, ...], folder: Path, **kwargs: Any) -> list[Any]:
+def measured(
+    nodes: tuple[int, ...], folder: Path, cores: set[int] | None = None, **kwargs: Any
+) -> list[Any]:
     """Return what each rank finds, as JSON types."""
 
     def body(rank: int, store: str) -> Any:
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
         world = connect(rank, len(nodes), store, 20.0)
         world.nodes = nodes
         with pytest.MonkeyPatch.context() as patch:
@@ -171,8 +182,45 @@ def test_what_was_measured_is_said_on_one_line() -> None:
     )
 
 
-def test_ranks_are_called_after_what_they_run_on() -> None:
-    rate = rank_links.Rate(bandwidth=1e9)
-    for kind, names in (("cpu", ["cpu:0", "cpu:1"]), ("cuda", ["gpu:0", "gpu:1"])):
-        found = rank_links._made(kind, [1, 1], [0, 0], {(0, 1): rate}, 1, 0.1)
-        assert [device.name for device in found.cluster.devices] == names
+def test_what_ranks_share_is_said_too() -> None:
+    from pardnn.api.parallelize import links_text
+
+    rate = rank_links.Rate(bandwidth=3.1e9, latency=21e-6)
+    shared = rank_links.Sharing(slowdown=(1.0, 1.0, 1.5, 2.04), overhead=rate)
+    cluster = dataclasses.replace(Cluster.uniform(4), sharing=shared)
+    text = links_text(ThisCluster(cluster, 1, rate, None, 1, 0.41))
+    assert "within a node; ops take 2.04 times as long when all compute; the plan" in text
+    assert "4 x gpu without limit, ops take 2.04 times as long" in cluster_text(cluster)
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cpu", "cpu:0 cpu:1"), ("cuda", "gpu:0 gpu:1")])
+def test_ranks_are_called_after_what_they_run_on(kind: str, names: str) -> None:
+    world: Any = types.SimpleNamespace(device=torch.device(kind), nodes=(0, 0))
+    trips = {64: Trip(1e-5, 1e-5), 1 << 20: Trip(1e-3, 1e-4)}
+    slowdown = (1.0, 1.5) if kind == "cpu" else ()
+    found = rank_links._Found({(0, 1): trips}, slowdown)
+    cluster, *_ = rank_links._made(world, [1, 1], found)
+    assert [device.name for device in cluster.devices] == names.split()
+    assert (cluster.sharing is None) == (kind == "cuda")
+
+
+def test_how_much_slower_some_ranks_compute_follows_from_a_few_measurements() -> None:
+    assert [doubled(size) for size in (2, 3, 4, 6)] == [
+        [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6],
+    ]  # fmt: skip
+    assert filled([1, 2, 4], [2.0, 2.0, 5.0]) == (1.0, 1.0, 1.75, 2.5)
+    assert filled([1, 2, 4], [2.0, 1.8, 1.9]) == (1.0, 1.0, 1.0, 1.0)  # chance, not speed
+    assert filled([1, 2, 3], [1.0, 1.3, 1.2]) == (1.0, 1.3, 1.3)
+
+
+def test_ranks_with_fewer_cores_than_they_are_find_out(tmp_path: Path) -> None:
+    core = {min(os.sched_getaffinity(0))}
+    row, pairs, *_ = measured((0, 0, 0), tmp_path, cores=core)[0]
+    slowdown = row["sharing"]["slowdown"]
+    assert slowdown[0] == 1.0
+    assert 1.2 < slowdown[1] < 3.0
+    assert 1.4 < slowdown[2] < 5.0
+    assert 0 < row["sharing"]["overhead"]["latency"] < 1e-3
+    again, known, *_ = measured((0, 0, 0), tmp_path)[0]
+    assert (pairs, known) == (1, 0)
+    assert again["sharing"] == row["sharing"]

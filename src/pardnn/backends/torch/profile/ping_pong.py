@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,18 @@ _SIZE_S = 0.04
 _ORDER_BYTES = 16
 #: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
+
+
+class Trip(NamedTuple):
+    """What a message of some size takes, in seconds.
+
+    Attributes:
+        seconds: From one rank to the other.
+        overhead: Of processors at each end, in all threads.
+    """
+
+    seconds: float
+    overhead: float
 
 
 class End:
@@ -82,7 +94,7 @@ def low(seconds: list[float]) -> float:
     return statistics.quantiles(seconds)[0] if len(seconds) > 1 else seconds[0]
 
 
-def lead(end: End, budget_s: float) -> dict[int, float]:
+def lead(end: End, budget_s: float) -> dict[int, Trip]:
     """Measure messages to and from a rank that calls `follow`.
 
     Args:
@@ -90,26 +102,28 @@ def lead(end: End, budget_s: float) -> dict[int, float]:
         budget_s: Seconds after which no longer messages are tried.
 
     Returns:
-        Seconds of one message, by its bytes.
+        What one message takes, by its bytes.
     """
     finish = time.perf_counter() + budget_s
-    found: dict[int, float] = {}
+    found: dict[int, Trip] = {}
     for size in SIZES:
         left = finish - time.perf_counter()
         if size > _ALWAYS and 2 * (MIN_TRIPS + 1) * _extrapolated(found, size) > left:
             break
         warm = _lot(end, size, 1)[0]  # opens TCP windows and buffers
         count = max(MIN_TRIPS, min(MAX_TRIPS, int(_SIZE_S / warm)))
-        found[size] = low(_lot(end, size, count)) / 2
+        before = time.process_time()
+        taken = _lot(end, size, count)
+        found[size] = Trip(low(taken) / 2, (time.process_time() - before) / (2 * count))
     _order(end, 0, 0)
     return found
 
 
-def _extrapolated(found: dict[int, float], size: int) -> float:
+def _extrapolated(found: dict[int, Trip], size: int) -> float:
     """Estimate the seconds of a longer message from the shortest and the longest so far."""
     least, most = min(found), max(found)
-    slope = max(0.0, found[most] - found[least]) / (most - least)
-    return found[most] + (size - most) * slope
+    slope = max(0.0, found[most].seconds - found[least].seconds) / (most - least)
+    return found[most].seconds + (size - most) * slope
 
 
 def follow(end: End) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,15 +24,16 @@ from pardnn.backends.torch.comm.joining import join, leave, rank_device
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import rank_memory_bytes, this_device
 from pardnn.backends.torch.profile.op_times import machine_of
-from pardnn.backends.torch.profile.ping_pong import SIZES, End, follow, lead
-from pardnn.cluster import MEASURED_LINKS, Cluster, Device, Link, Rate
+from pardnn.backends.torch.profile.ping_pong import SIZES, End, Trip, follow, lead
+from pardnn.backends.torch.profile.rank_sharing import slowdowns
+from pardnn.cluster import MEASURED_LINKS, Cluster, Device, Link, Rate, Sharing
 from pardnn.cost.links import fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import PardnnError, UsageError
 
 #: Seconds for all measurements at the start of a run; longest share of one round.
 BUDGET_S, ROUND_S = 1.2, 0.6
-_SIGNATURE = "pardnn.message."
+_MESSAGE, _OVERHEAD, _SLOWDOWN = "pardnn.message.", "pardnn.overhead.", "pardnn.slowdown."
 Pair = tuple[int, int]
 
 
@@ -55,6 +57,13 @@ class ThisCluster(NamedTuple):
     seconds: float
 
 
+class _Found(NamedTuple):
+    """What was measured: messages of pairs of ranks, by bytes, and `Sharing.slowdown` of CPUs."""
+
+    trips: Mapping[Pair, Mapping[int, Trip]]
+    slowdown: tuple[float, ...]
+
+
 def this_cluster(world: World, *, every: bool = False, folder: Path | None = None) -> ThisCluster:
     """Measure the links between the ranks; all ranks call it once and get the same result.
 
@@ -72,27 +81,29 @@ def this_cluster(world: World, *, every: bool = False, folder: Path | None = Non
     begin = time.perf_counter()
     folder = folder or cache_folder()
     is_one = len(set(world.nodes)) == 1
-    rounds = every_pair(world.size) if every else tournament(world.nodes)
     known = _known(world, folder) if is_one and not every else None
-    if known is not None:
-        rounds = []
+    found = _measured(world, every=every) if known is None else known
+    if known is None and is_one and world.rank == 0:
+        _keep(world, folder, found)
+    memory = world.all_gather("memory", rank_memory_bytes())
+    cluster, within, between = _made(world, memory, found)
+    pairs = len(found.trips) if known is None else 0
+    nodes = len(set(world.nodes))
+    return ThisCluster(cluster, nodes, within, between, pairs, time.perf_counter() - begin)
+
+
+def _measured(world: World, *, every: bool) -> _Found:
+    """Measure messages between ranks, and how much slower they compute when several do."""
+    rounds = every_pair(world.size) if every else tournament(world.nodes)
     share = ROUND_S if every else min(ROUND_S, BUDGET_S / max(1, len(rounds)))
     mine: list[Any] = []
     for number, pairs in enumerate(rounds):
-        mine += [[*pair, _seconds(world, pair, share)] for pair in pairs if world.rank in pair]
+        mine += [[*pair, _trips(world, pair, share)] for pair in pairs if world.rank in pair]
         if every:  # no other message is in flight
             world.all_gather(f"links {number}", None)
-    told = world.all_gather("links", [rank_memory_bytes(), mine])
-    found = {(a, b): _by_size(row) for _, rows in told for a, b, row in rows if row}
-    if known is not None:
-        found[0, 1] = known
-    elif is_one and world.rank == 0:
-        _keep(world, folder, found)
-    rates = _rates_of_all(world.nodes, {pair: _rate(row) for pair, row in found.items()})
-    return _made(
-        world.device.type, [memory for memory, _ in told], world.nodes, rates,
-        0 if known is not None else len(found), time.perf_counter() - begin,
-    )  # fmt: skip
+    told = world.all_gather("links", mine)
+    trips = {(a, b): _by_size(row) for rows in told for a, b, row in rows if row}
+    return _Found(trips, slowdowns(world) if world.device.type == "cpu" else ())
 
 
 def measure_rank_links(timeout_s: float = 60.0) -> ThisCluster:
@@ -144,7 +155,7 @@ def tournament(nodes: Sequence[int]) -> list[list[Pair]]:
     return [pairs for pairs in rounds if pairs]
 
 
-def _seconds(world: World, pair: Pair, share_s: float) -> dict[int, float] | None:
+def _trips(world: World, pair: Pair, share_s: float) -> dict[int, Trip] | None:
     """Measure a pair as one of its ranks; return what the first of them has found."""
     assert world.channel is not None
     if world.rank == pair[0]:
@@ -153,8 +164,8 @@ def _seconds(world: World, pair: Pair, share_s: float) -> dict[int, float] | Non
     return None
 
 
-def _by_size(row: Mapping[str, float]) -> dict[int, float]:
-    return {int(size): seconds for size, seconds in row.items()}
+def _by_size(row: Mapping[str, Sequence[float]]) -> dict[int, Trip]:
+    return {int(size): Trip(*each) for size, each in row.items()}
 
 
 def _rate(seconds: Mapping[int, float]) -> Rate:
@@ -164,8 +175,24 @@ def _rate(seconds: Mapping[int, float]) -> Rate:
         latency, bandwidth = fit.latency, fit.bandwidth
     except UsageError:  # measurements were disturbed: long messages were as fast as short ones
         latency = min(seconds.values())
-        bandwidth = max(size / each for size, each in seconds.items())
+        bandwidth = max(size / max(each, 1e-9) for size, each in seconds.items())
     return Rate(latency=float(f"{latency:.3g}"), bandwidth=float(f"{bandwidth:.3g}"))
+
+
+def _link(trips: Mapping[int, Trip]) -> Rate:
+    return _rate({size: trip.seconds for size, trip in trips.items()})
+
+
+def _sharing(found: _Found) -> Sharing | None:
+    """Return what ranks take from each other; None if that was not measured."""
+    if not found.slowdown:
+        return None
+    by_size: dict[int, list[float]] = {}
+    for trips in found.trips.values():
+        for size, trip in trips.items():
+            by_size.setdefault(size, []).append(trip.overhead)
+    overhead = {size: statistics.mean(each) for size, each in by_size.items()}
+    return Sharing(slowdown=found.slowdown, overhead=_rate(overhead))
 
 
 def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[Pair, Rate]:
@@ -180,14 +207,11 @@ def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[P
 
 
 def _made(
-    kind: str,
-    memory: Sequence[int],
-    nodes: Sequence[int],
-    rates: Mapping[Pair, Rate],
-    pairs: int,
-    seconds: float,
-) -> ThisCluster:
-    name = "cpu" if kind == "cpu" else "gpu"
+    world: World, memory: Sequence[int], found: _Found
+) -> tuple[Cluster, Rate | None, Rate | None]:
+    """Return the cluster, and the slowest links within a node and between two."""
+    name, nodes = "cpu" if world.device.type == "cpu" else "gpu", world.nodes
+    rates = _rates_of_all(nodes, {pair: _link(row) for pair, row in found.trips.items()})
     devices = tuple(Device(name=f"{name}:{i}", memory=size) for i, size in enumerate(memory))
     default = Counter(rates.values()).most_common(1)[0][0]
     links = tuple(
@@ -195,12 +219,13 @@ def _made(
              bandwidth=rate.bandwidth, latency=rate.latency)
         for (a, b), rate in rates.items() if rate != default
     )  # fmt: skip
-    cluster = Cluster(devices=devices, links=links, default_link=default, link_model=MEASURED_LINKS)
+    cluster = Cluster(
+        devices=devices, links=links, default_link=default, link_model=MEASURED_LINKS,
+        sharing=_sharing(found),
+    )  # fmt: skip
     within = [rate for (a, b), rate in rates.items() if nodes[a] == nodes[b]]
     between = [rate for (a, b), rate in rates.items() if nodes[a] != nodes[b]]
-    return ThisCluster(
-        cluster, len(set(nodes)), _slowest(within), _slowest(between), pairs, seconds
-    )
+    return cluster, _slowest(within), _slowest(between)
 
 
 def _slowest(rates: Sequence[Rate]) -> Rate | None:
@@ -219,23 +244,32 @@ def _machine(world: World) -> Machine:
     return Machine(device=device.device, library=library, threads=device.threads)
 
 
-def _known(world: World, folder: Path | None) -> dict[int, float] | None:
-    """Return what rank 0 knows about messages between these ranks, on all ranks."""
+def _known(world: World, folder: Path) -> _Found | None:
+    """Return what rank 0 knows about these ranks, on all ranks; None if anything is missing."""
     mine = None
     if world.rank == 0:
         entries = load_table(_machine(world), folder).entries
-        mine = {
-            size: entry.seconds
+        trips = {
+            size: (sent.seconds, own.seconds)
             for size in SIZES
-            if (entry := entries.get(f"{_SIGNATURE}{size}")) is not None
+            if (sent := entries.get(f"{_MESSAGE}{size}")) is not None
+            and (own := entries.get(f"{_OVERHEAD}{size}")) is not None
         }
+        slowdown = [entries.get(f"{_SLOWDOWN}{i + 1}") for i in range(world.size)]
+        if world.device.type != "cpu":
+            slowdown = []
+        if len(trips) > 1 and None not in slowdown:
+            mine = [trips, [each.seconds for each in slowdown if each is not None]]
     (first, *_) = world.all_gather("links known", mine)
-    return _by_size(first) if len(first) > 1 else None
+    return None if first is None else _Found({(0, 1): _by_size(first[0])}, tuple(first[1]))
 
 
-def _keep(world: World, folder: Path | None, found: Mapping[Pair, Mapping[int, float]]) -> None:
-    """Cache the times of the median pair."""
-    rows = sorted(found.values(), key=lambda row: row[max(row)])
+def _keep(world: World, folder: Path, found: _Found) -> None:
+    """Cache the median pair's messages, and the slowdown."""
+    rows = sorted(found.trips.values(), key=lambda row: row[max(row)].seconds)
     middle = rows[len(rows) // 2]
-    entries = {f"{_SIGNATURE}{size}": Entry(seconds=each) for size, each in middle.items()}
+    entries = {f"{_MESSAGE}{size}": Entry(seconds=trip.seconds) for size, trip in middle.items()}
+    entries |= {f"{_OVERHEAD}{size}": Entry(seconds=trip.overhead) for size, trip in middle.items()}
+    numbers = enumerate(found.slowdown, 1)
+    entries |= {f"{_SLOWDOWN}{count}": Entry(seconds=times) for count, times in numbers}
     save_table(CostTable(_machine(world), entries), folder)
