@@ -3,18 +3,25 @@
 One rank leads: it chooses sizes and numbers of round trips by the time they take, so that slow
 links are measured within the same bounded time as fast ones, and tells the other rank before each
 batch.
+
+Messages also take processors, in threads of the process group and of the system, too. On a CPU all
+that shows if both ranks compute meanwhile, for as long as two messages take: rounds with a message
+each way take longer than rounds without.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.profile.rank_sharing import like_a_step
 
 #: Bytes of the messages that `lead` sends, from a latency's to a bandwidth's.
 SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
@@ -23,21 +30,23 @@ _ALWAYS = 64 << 10
 #: Round trips per size, and the time after which no more are begun.
 MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
-_ORDER_BYTES = 16
+_ORDER_BYTES = 24
+#: Rounds of work with and without messages, and seconds of the longest message in them.
+_ROUNDS, _BUSY_S = 8, 0.004
 #: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
 
 
-class Trip(NamedTuple):
-    """What a message of some size takes, in seconds.
+class Messages(NamedTuple):
+    """What messages between two ranks take, in seconds, by their bytes.
 
     Attributes:
         seconds: From one rank to the other.
-        overhead: Of processors at each end, in all threads.
+        overhead: Of each end, while both compute; empty where that was not measured.
     """
 
-    seconds: float
-    overhead: float
+    seconds: Mapping[int, float]
+    overhead: Mapping[int, float]
 
 
 class End:
@@ -94,56 +103,93 @@ def low(seconds: list[float]) -> float:
     return statistics.quantiles(seconds)[0] if len(seconds) > 1 else seconds[0]
 
 
-def lead(end: End, budget_s: float) -> dict[int, Trip]:
+def lead(end: End, budget_s: float, *, overhead: bool = False) -> Messages:
     """Measure messages to and from a rank that calls `follow`.
 
     Args:
         end: This rank's end.
         budget_s: Seconds after which no longer messages are tried.
-
-    Returns:
-        What one message takes, by its bytes.
+        overhead: Whether to measure what they take of both ends, of CPU ranks.
     """
     finish = time.perf_counter() + budget_s
-    found: dict[int, Trip] = {}
+    found: dict[int, float] = {}
     for size in SIZES:
         left = finish - time.perf_counter()
         if size > _ALWAYS and 2 * (MIN_TRIPS + 1) * _extrapolated(found, size) > left:
             break
-        warm = _lot(end, size, 1)[0]  # opens TCP windows and buffers
+        warm = _lot(end, _Lot(size, 1))[0]  # opens TCP windows and buffers
         count = max(MIN_TRIPS, min(MAX_TRIPS, int(_SIZE_S / warm)))
-        before = time.process_time()
-        taken = _lot(end, size, count)
-        found[size] = Trip(low(taken) / 2, (time.process_time() - before) / (2 * count))
-    _order(end, 0, 0)
-    return found
+        found[size] = low(_lot(end, _Lot(size, count))) / 2
+    own = _overhead(end, found) if overhead and end.channel.device.type == "cpu" else {}
+    _lot(end, _Lot(0, 0))
+    return Messages(found, own)
 
 
-def _extrapolated(found: dict[int, Trip], size: int) -> float:
+def _extrapolated(found: dict[int, float], size: int) -> float:
     """Estimate the seconds of a longer message from the shortest and the longest so far."""
     least, most = min(found), max(found)
-    slope = max(0.0, found[most].seconds - found[least].seconds) / (most - least)
-    return found[most].seconds + (size - most) * slope
+    slope = max(0.0, found[most] - found[least]) / (most - least)
+    return found[most] + (size - most) * slope
+
+
+def _overhead(end: End, seconds: dict[int, float]) -> dict[int, float]:
+    """Return what messages take of each end that computes, by bytes: of the shortest and a long."""
+    least = min(seconds)
+    most = max(size for size in seconds if size <= _ALWAYS or seconds[size] <= _BUSY_S)
+    unit = _lot(end, _Lot(0, 1, 1))[0]
+    work = max(1, math.ceil(2 * seconds[most] / unit))
+    alone = low(_lot(end, _Lot(0, _ROUNDS, work)))
+    return {
+        size: max(0.0, low(_lot(end, _Lot(size, _ROUNDS, work))) - alone) / 2
+        for size in (least, most)
+    }
 
 
 def follow(end: End) -> None:
     """Make the round trips of a rank that calls `lead`."""
     _, theirs = end.specs(_ORDER_BYTES)
     while True:
-        size, count = end.receive(theirs).view(torch.int64).tolist()
-        if count == 0:
+        lot = _Lot(*end.receive(theirs).view(torch.int64).tolist())
+        if lot.count == 0:
             return
-        buffer = torch.ones(size, dtype=torch.uint8, device=end.channel.device)
-        for _ in range(count):
-            end.trip(size, buffer, is_first=False)
+        _done(end, lot, is_first=False)
 
 
-def _lot(end: End, size: int, count: int) -> list[float]:
-    _order(end, size, count)
-    buffer = torch.ones(size, dtype=torch.uint8, device=end.channel.device)
-    return [end.trip(size, buffer, is_first=True) for _ in range(count)]
+class _Lot(NamedTuple):
+    """What both ends do so many times: a trip; or a message each way, while both work."""
+
+    size: int
+    count: int
+    work: int = 0
 
 
-def _order(end: End, size: int, count: int) -> None:
-    order = torch.tensor([size, count], device=end.channel.device)
+def _lot(end: End, lot: _Lot) -> list[float]:
+    """Tell the other end, do the lot, and return the seconds of each."""
+    order = torch.tensor(lot, device=end.channel.device)
     end.send(end.specs(_ORDER_BYTES)[0], order.view(torch.uint8))
+    return _done(end, lot, is_first=True)
+
+
+def _done(end: End, lot: _Lot, *, is_first: bool) -> list[float]:
+    buffer = torch.ones(lot.size, dtype=torch.uint8, device=end.channel.device)
+    if not lot.work:
+        return [end.trip(lot.size, buffer, is_first=is_first) for _ in range(lot.count)]
+    work = like_a_step()
+    return [
+        _round(end, buffer, lambda: [work() for _ in range(lot.work)]) for _ in range(lot.count)
+    ]
+
+
+def _round(end: End, buffer: torch.Tensor, work: Callable[[], None]) -> float:
+    """Return the seconds of some work, during which a message goes each way if it has bytes."""
+    (mine, theirs), channel = end.specs(buffer.nbytes), end.channel
+    begin = time.perf_counter()
+    if buffer.nbytes:
+        channel.allocate(theirs)
+        channel.receive(theirs)
+        channel.send(mine, buffer)
+    work()
+    if buffer.nbytes:
+        channel.wait(mine)
+        channel.wait(theirs)
+    return time.perf_counter() - begin

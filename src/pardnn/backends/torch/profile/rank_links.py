@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pardnn.backends.torch.comm.joining import join, leave, rank_device
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import rank_memory_bytes, this_device
 from pardnn.backends.torch.profile.op_times import machine_of
-from pardnn.backends.torch.profile.ping_pong import SIZES, End, Trip, follow, lead
+from pardnn.backends.torch.profile.ping_pong import End, Messages, follow, lead
 from pardnn.backends.torch.profile.rank_sharing import slowdowns
 from pardnn.cluster import MEASURED_LINKS, Cluster, Device, Link, Rate, Sharing
 from pardnn.cost.links import fit_link
@@ -58,9 +57,9 @@ class ThisCluster(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What was measured: messages of pairs of ranks, by bytes, and `Sharing.slowdown` of CPUs."""
+    """What was measured: messages of pairs of ranks, and `Sharing.slowdown` of CPUs."""
 
-    trips: Mapping[Pair, Mapping[int, Trip]]
+    messages: Mapping[Pair, Messages]
     slowdown: tuple[float, ...]
 
 
@@ -87,7 +86,7 @@ def this_cluster(world: World, *, every: bool = False, folder: Path | None = Non
         _keep(world, folder, found)
     memory = world.all_gather("memory", rank_memory_bytes())
     cluster, within, between = _made(world, memory, found)
-    pairs = len(found.trips) if known is None else 0
+    pairs = len(found.messages) if known is None else 0
     nodes = len(set(world.nodes))
     return ThisCluster(cluster, nodes, within, between, pairs, time.perf_counter() - begin)
 
@@ -96,14 +95,20 @@ def _measured(world: World, *, every: bool) -> _Found:
     """Measure messages between ranks, and how much slower they compute when several do."""
     rounds = every_pair(world.size) if every else tournament(world.nodes)
     share = ROUND_S if every else min(ROUND_S, BUDGET_S / max(1, len(rounds)))
-    mine: list[Any] = []
+    mine, crossing = list[Any](), [world.nodes[a] != world.nodes[b] for (a, b), *_ in rounds]
     for number, pairs in enumerate(rounds):
-        mine += [[*pair, _trips(world, pair, share)] for pair in pairs if world.rank in pair]
+        # What messages take of their ends depends on the transport alone.
+        is_new = crossing[number] not in crossing[:number]
+        mine += [
+            [*pair, _messages(world, pair, share, overhead=is_new)]
+            for pair in pairs
+            if world.rank in pair
+        ]
         if every:  # no other message is in flight
             world.all_gather(f"links {number}", None)
     told = world.all_gather("links", mine)
-    trips = {(a, b): _by_size(row) for rows in told for a, b, row in rows if row}
-    return _Found(trips, slowdowns(world) if world.device.type == "cpu" else ())
+    messages = {(a, b): _by_size(row) for rows in told for a, b, row in rows if row}
+    return _Found(messages, slowdowns(world) if world.device.type == "cpu" else ())
 
 
 def measure_rank_links(timeout_s: float = 60.0) -> ThisCluster:
@@ -155,17 +160,17 @@ def tournament(nodes: Sequence[int]) -> list[list[Pair]]:
     return [pairs for pairs in rounds if pairs]
 
 
-def _trips(world: World, pair: Pair, share_s: float) -> dict[int, Trip] | None:
+def _messages(world: World, pair: Pair, share_s: float, *, overhead: bool) -> Messages | None:
     """Measure a pair as one of its ranks; return what the first of them has found."""
     assert world.channel is not None
     if world.rank == pair[0]:
-        return lead(End(world.channel, pair[1]), share_s)
+        return lead(End(world.channel, pair[1]), share_s, overhead=overhead)
     follow(End(world.channel, pair[0]))
     return None
 
 
-def _by_size(row: Mapping[str, Sequence[float]]) -> dict[int, Trip]:
-    return {int(size): Trip(*each) for size, each in row.items()}
+def _by_size(rows: Sequence[Mapping[str, float]]) -> Messages:
+    return Messages(*({int(size): each for size, each in row.items()} for row in rows))
 
 
 def _rate(seconds: Mapping[int, float]) -> Rate:
@@ -179,20 +184,16 @@ def _rate(seconds: Mapping[int, float]) -> Rate:
     return Rate(latency=float(f"{latency:.3g}"), bandwidth=float(f"{bandwidth:.3g}"))
 
 
-def _link(trips: Mapping[int, Trip]) -> Rate:
-    return _rate({size: trip.seconds for size, trip in trips.items()})
-
-
 def _sharing(found: _Found) -> Sharing | None:
-    """Return what ranks take from each other; None if that was not measured."""
+    """Return what ranks take from each other, messages as of the pair that they cost most.
+
+    None if it was not measured.
+    """
     if not found.slowdown:
         return None
-    by_size: dict[int, list[float]] = {}
-    for trips in found.trips.values():
-        for size, trip in trips.items():
-            by_size.setdefault(size, []).append(trip.overhead)
-    overhead = {size: statistics.mean(each) for size, each in by_size.items()}
-    return Sharing(slowdown=found.slowdown, overhead=_rate(overhead))
+    told = (each.overhead for each in found.messages.values() if each.overhead)
+    most = max(told, key=lambda row: row[max(row)])
+    return Sharing(slowdown=found.slowdown, overhead=_rate(most))
 
 
 def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[Pair, Rate]:
@@ -211,7 +212,7 @@ def _made(
 ) -> tuple[Cluster, Rate | None, Rate | None]:
     """Return the cluster, and the slowest links within a node and between two."""
     name, nodes = "cpu" if world.device.type == "cpu" else "gpu", world.nodes
-    rates = _rates_of_all(nodes, {pair: _link(row) for pair, row in found.trips.items()})
+    rates = _rates_of_all(nodes, {pair: _rate(row.seconds) for pair, row in found.messages.items()})
     devices = tuple(Device(name=f"{name}:{i}", memory=size) for i, size in enumerate(memory))
     default = Counter(rates.values()).most_common(1)[0][0]
     links = tuple(
@@ -249,27 +250,29 @@ def _known(world: World, folder: Path) -> _Found | None:
     mine = None
     if world.rank == 0:
         entries = load_table(_machine(world), folder).entries
-        trips = {
-            size: (sent.seconds, own.seconds)
-            for size in SIZES
-            if (sent := entries.get(f"{_MESSAGE}{size}")) is not None
-            and (own := entries.get(f"{_OVERHEAD}{size}")) is not None
-        }
-        slowdown = [entries.get(f"{_SLOWDOWN}{i + 1}") for i in range(world.size)]
-        if world.device.type != "cpu":
-            slowdown = []
-        if len(trips) > 1 and None not in slowdown:
-            mine = [trips, [each.seconds for each in slowdown if each is not None]]
+        parts = [
+            {text.removeprefix(kind): each.seconds for text, each in entries.items()
+             if text.startswith(kind)}
+            for kind in (_MESSAGE, _OVERHEAD, _SLOWDOWN)
+        ]  # fmt: skip
+        needed = (2, 2, world.size) if world.device.type == "cpu" else (2, 0, 0)
+        if all(len(part) >= least for part, least in zip(parts, needed, strict=True)):
+            mine = parts
     (first, *_) = world.all_gather("links known", mine)
-    return None if first is None else _Found({(0, 1): _by_size(first[0])}, tuple(first[1]))
+    if first is None:
+        return None
+    slowdown = [first[2][f"{count}"] for count in range(1, 1 + len(first[2]))]
+    return _Found({(0, 1): _by_size(first[:2])}, tuple(slowdown))
 
 
 def _keep(world: World, folder: Path, found: _Found) -> None:
     """Cache the median pair's messages, and the slowdown."""
-    rows = sorted(found.trips.values(), key=lambda row: row[max(row)].seconds)
-    middle = rows[len(rows) // 2]
-    entries = {f"{_MESSAGE}{size}": Entry(seconds=trip.seconds) for size, trip in middle.items()}
-    entries |= {f"{_OVERHEAD}{size}": Entry(seconds=trip.overhead) for size, trip in middle.items()}
-    numbers = enumerate(found.slowdown, 1)
-    entries |= {f"{_SLOWDOWN}{count}": Entry(seconds=times) for count, times in numbers}
+    rows = sorted(found.messages.values(), key=lambda row: row.seconds[max(row.seconds)])
+    middle, numbers = rows[len(rows) // 2], enumerate(found.slowdown, 1)
+    parts = {_MESSAGE: middle.seconds, _OVERHEAD: middle.overhead, _SLOWDOWN: dict(numbers)}
+    entries = {
+        f"{kind}{number}": Entry(seconds=each)
+        for kind, part in parts.items()
+        for number, each in part.items()
+    }
     save_table(CostTable(_machine(world), entries), folder)
