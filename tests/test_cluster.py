@@ -122,6 +122,9 @@ def test_what_devices_share_is_kept(tmp_path: Path) -> None:
     cluster = dataclasses.replace(Cluster.uniform(3), sharing=shared)
     write_cluster(cluster, tmp_path / "c.json")
     assert Cluster.load(tmp_path / "c.json") == cluster
+    bare = dataclasses.replace(cluster, sharing=dataclasses.replace(shared, overhead=None))
+    write_cluster(bare, tmp_path / "bare.json")
+    assert Cluster.load(tmp_path / "bare.json") == bare
     assert "sharing" not in cluster_to_dict(Cluster.uniform(3))
 
 

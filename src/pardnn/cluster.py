@@ -93,13 +93,14 @@ class Sharing:
     Attributes:
         slowdown: How many times as long an op takes while one device computes, two, and so on;
             from 1, and never falling. The last number also holds for more devices.
-        overhead: Seconds that a message takes of each of its ends, which computes nothing then.
+        overhead: Seconds that a message takes of each of its ends, which computes nothing then;
+            None: none.
     """
 
     __pydantic_config__ = STRICT
 
     slowdown: tuple[float, ...]
-    overhead: Rate
+    overhead: Rate | None = None
 
 
 class ClusterArrays(NamedTuple):
@@ -318,7 +319,8 @@ def _sharing_problems(sharing: Sharing) -> Iterator[str]:
     told = list(sharing.slowdown)
     if not all(math.isfinite(each) for each in told) or told[:1] != [1] or told != sorted(told):
         yield f"sharing: slowdown is {told!s:.80}; it begins with 1, and never falls"
-    yield from _rate_problems("sharing: overhead", sharing.overhead)
+    if sharing.overhead is not None:
+        yield from _rate_problems("sharing: overhead", sharing.overhead)
 
 
 def _arrays(cluster: Cluster) -> ClusterArrays:
@@ -361,7 +363,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
             {"from": i.source, "to": i.target, "bandwidth": i.bandwidth, "latency": i.latency}
             for i in cluster.links
         ],
-        "default_link": None if rate is None else _rate_to_dict(rate),
+        "default_link": _rate_to_dict(rate),
         "link_model": cluster.link_model,
     }
     if sharing is not None:
@@ -370,8 +372,8 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     return told
 
 
-def _rate_to_dict(rate: Rate) -> dict[str, float]:
-    return {"bandwidth": rate.bandwidth, "latency": rate.latency}
+def _rate_to_dict(rate: Rate | None) -> dict[str, float] | None:
+    return None if rate is None else {"bandwidth": rate.bandwidth, "latency": rate.latency}
 
 
 def cluster_from_json(content: bytes, what: str = "cluster") -> Cluster:

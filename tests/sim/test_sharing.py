@@ -20,8 +20,6 @@ from pardnn.sim.timeline import Timeline
 from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.strategies import examples, graphs
 
-NO_OVERHEAD = Rate(bandwidth=1e30, latency=0.0)
-
 
 def op(name: str, seconds: float, *inputs: str, size: int = 64) -> Op:
     return Op(
@@ -30,7 +28,7 @@ def op(name: str, seconds: float, *inputs: str, size: int = 64) -> Op:
     )  # fmt: skip
 
 
-def sharing(*slowdown: float, overhead: Rate = NO_OVERHEAD) -> Sharing:
+def sharing(*slowdown: float, overhead: Rate | None = None) -> Sharing:
     return Sharing(slowdown=slowdown, overhead=overhead)
 
 

@@ -79,15 +79,19 @@ def step_times(cluster: Cluster, graph: Graph, machine: Machine, plan: PlanArray
     return StepTimes(longer, among * longer.makespan / timeline.makespan)
 
 
-def with_overhead(graph: Graph, machine: Machine, plan: PlanArrays, overhead: Rate) -> Machine:
+def with_overhead(
+    graph: Graph, machine: Machine, plan: PlanArrays, overhead: Rate | None
+) -> Machine:
     """Return durations for this plan alone, in which messages take time of both of their ends.
 
     Args:
         graph: The graph.
         machine: Durations and links.
         plan: A valid plan.
-        overhead: Of a message, at each end.
+        overhead: Of a message, at each end; None: nothing.
     """
+    if overhead is None:
+        return machine
     a, tensors = graph.arrays, plan.message_tensor
     seconds = placed_seconds(machine, plan.place).copy()
     sizes = a.tensor_bytes[tensors].astype(np.float64)

@@ -32,7 +32,7 @@ MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
 _ORDER_BYTES = 24
 #: Rounds of work with and without messages, and seconds of the longest message in them.
-_ROUNDS, _BUSY_S = 8, 0.004
+_ROUNDS, _BUSY_S = 8, 0.005
 #: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
 
@@ -42,7 +42,7 @@ class Messages(NamedTuple):
 
     Attributes:
         seconds: From one rank to the other.
-        overhead: Of each end, while both compute; empty where that was not measured.
+        overhead: Of each end, while both compute; empty if it was not measured or is nothing.
     """
 
     seconds: Mapping[int, float]
@@ -133,15 +133,19 @@ def _extrapolated(found: dict[int, float], size: int) -> float:
 
 
 def _overhead(end: End, seconds: dict[int, float]) -> dict[int, float]:
-    """Return what messages take of each end that computes, by bytes: of the shortest and a long."""
-    least = min(seconds)
-    most = max(size for size in seconds if size <= _ALWAYS or seconds[size] <= _BUSY_S)
+    """Return what a short and a long message take of each end that computes, by their bytes.
+
+    Empty where the link is so slow that it makes no difference.
+    """
+    sizes = [size for size, each in seconds.items() if each <= _BUSY_S]
+    if len(sizes) < 2:
+        return {}
     unit = _lot(end, _Lot(0, 1, 1))[0]
-    work = max(1, math.ceil(2 * seconds[most] / unit))
+    work = max(1, math.ceil(2 * seconds[sizes[-1]] / unit))
     alone = low(_lot(end, _Lot(0, _ROUNDS, work)))
     return {
         size: max(0.0, low(_lot(end, _Lot(size, _ROUNDS, work))) - alone) / 2
-        for size in (least, most)
+        for size in (sizes[0], sizes[-1])
     }
 
 
@@ -175,12 +179,10 @@ def _done(end: End, lot: _Lot, *, is_first: bool) -> list[float]:
     if not lot.work:
         return [end.trip(lot.size, buffer, is_first=is_first) for _ in range(lot.count)]
     work = like_a_step()
-    return [
-        _round(end, buffer, lambda: [work() for _ in range(lot.work)]) for _ in range(lot.count)
-    ]
+    return [_round(end, buffer, work, lot.work) for _ in range(lot.count)]
 
 
-def _round(end: End, buffer: torch.Tensor, work: Callable[[], None]) -> float:
+def _round(end: End, buffer: torch.Tensor, work: Callable[[], None], times: int) -> float:
     """Return the seconds of some work, during which a message goes each way if it has bytes."""
     (mine, theirs), channel = end.specs(buffer.nbytes), end.channel
     begin = time.perf_counter()
@@ -188,7 +190,8 @@ def _round(end: End, buffer: torch.Tensor, work: Callable[[], None]) -> float:
         channel.allocate(theirs)
         channel.receive(theirs)
         channel.send(mine, buffer)
-    work()
+    for _ in range(times):
+        work()
     if buffer.nbytes:
         channel.wait(mine)
         channel.wait(theirs)

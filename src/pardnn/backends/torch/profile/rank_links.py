@@ -185,15 +185,17 @@ def _rate(seconds: Mapping[int, float]) -> Rate:
 
 
 def _sharing(found: _Found) -> Sharing | None:
-    """Return what ranks take from each other, messages as of the pair that they cost most.
-
-    None if it was not measured.
-    """
+    """Return what ranks take from each other; None if it was not measured."""
     if not found.slowdown:
         return None
-    told = (each.overhead for each in found.messages.values() if each.overhead)
-    most = max(told, key=lambda row: row[max(row)])
-    return Sharing(slowdown=found.slowdown, overhead=_rate(most))
+    overhead = _overhead(found)
+    return Sharing(slowdown=found.slowdown, overhead=_rate(overhead) if overhead else None)
+
+
+def _overhead(found: _Found) -> Mapping[int, float]:
+    """Return what messages take of their ends: of the pair from which they take most."""
+    told = (each.overhead for each in found.messages.values())
+    return max(told, key=lambda row: row[max(row)] if row else 0.0)
 
 
 def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[Pair, Rate]:
@@ -255,8 +257,8 @@ def _known(world: World, folder: Path) -> _Found | None:
              if text.startswith(kind)}
             for kind in (_MESSAGE, _OVERHEAD, _SLOWDOWN)
         ]  # fmt: skip
-        needed = (2, 2, world.size) if world.device.type == "cpu" else (2, 0, 0)
-        if all(len(part) >= least for part, least in zip(parts, needed, strict=True)):
+        counts = world.size if world.device.type == "cpu" else 0
+        if len(parts[0]) > 1 and len(parts[2]) == counts:
             mine = parts
     (first, *_) = world.all_gather("links known", mine)
     if first is None:
@@ -269,7 +271,7 @@ def _keep(world: World, folder: Path, found: _Found) -> None:
     """Cache the median pair's messages, and the slowdown."""
     rows = sorted(found.messages.values(), key=lambda row: row.seconds[max(row.seconds)])
     middle, numbers = rows[len(rows) // 2], enumerate(found.slowdown, 1)
-    parts = {_MESSAGE: middle.seconds, _OVERHEAD: middle.overhead, _SLOWDOWN: dict(numbers)}
+    parts = {_MESSAGE: middle.seconds, _OVERHEAD: _overhead(found), _SLOWDOWN: dict(numbers)}
     entries = {
         f"{kind}{number}": Entry(seconds=each)
         for kind, part in parts.items()
