@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pardnn
+from pardnn.cluster import Sharing as DeviceSharing
 from pardnn.explain.anew import explain_memory, options_of, with_devices, with_memory
 from pardnn.explain.case import opened
 from pardnn.explain.cuts import other_cuts
@@ -59,6 +60,22 @@ def test_a_move_is_judged_as_the_edited_plan_is(graph, seed, room):
         assert said.peak_bytes == found.peak_bytes
         assert said.transfer_bytes == found.transfer_bytes
         assert edited.placement[graph.ops[op].name] == device
+
+
+def test_times_are_without_what_devices_share():
+    graph = random_graph(3, 40)
+    alone = pardnn.plan(graph, CLUSTER, algorithm="round-robin", reserve=0.0)
+    sharing = DeviceSharing(slowdown=(1.0, 2.0, 3.0))
+    shared = pardnn.plan(
+        graph, dataclasses.replace(CLUSTER, sharing=sharing), algorithm="round-robin", reserve=0.0
+    )
+    one, other = opened(graph, alone), opened(graph, shared)
+    assert other.timeline.makespan == one.timeline.makespan == alone.predicted.makespan_s
+    assert shared.predicted.makespan_s > one.timeline.makespan
+    assert one.notes == ()
+    assert f"predicts {shared.predicted.makespan_s:.6g} s" in other.notes[0]
+    found = [explain_memory(each, "1GiB", "round-robin").anew for each in (one, other)]
+    assert [each.makespan_s for each in found[0]] == [each.makespan_s for each in found[1]]
 
 
 @pytest.mark.jit

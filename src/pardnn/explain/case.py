@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,11 +57,10 @@ class Case:
     arrays: PlanArrays
     timeline: Timeline
 
-    @property
+    @functools.cached_property
     def cluster(self) -> Cluster:
-        """What the plan is made for."""
-        assert self.plan.cluster is not None
-        return self.plan.cluster
+        """What the plan is made for, as if its devices shared nothing."""
+        return _by_themselves(self.plan)
 
     @property
     def usable(self) -> list[int | None]:
@@ -146,6 +146,10 @@ class Case:
     def notes(self) -> tuple[str, ...]:
         """What a reader should know about the times."""
         said, now = self.plan.predicted, self.timeline.makespan
+        if self.cluster != self.plan.cluster:
+            note = f"times are without what devices share (`sharing`): {now:.6g} s for the step"
+            note += "" if said is None else f"; with it the plan predicts {said.makespan_s:.6g} s"
+            return (note,)
         if said is None or abs(said.makespan_s - now) <= SAME_TIME * max(now, said.makespan_s):
             return ()
         others = "" if said.costs is None else f" ({said.costs})"
@@ -155,6 +159,11 @@ class Case:
             "--costs"
         )
         return (note,)
+
+
+def _by_themselves(plan: Plan) -> Cluster:
+    assert plan.cluster is not None
+    return dataclasses.replace(plan.cluster, sharing=None)
 
 
 def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
@@ -170,7 +179,8 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         InvalidPlanError: E410, if the plan is not valid.
         UsageError: E212, if it names no cluster.
     """
-    cluster = proven_cluster(graph, plan)
+    proven_cluster(graph, plan)
+    cluster = _by_themselves(plan)
     planned = planned_graph(graph, plan)
     costs = choice_of(plan, costs, graph, planned)
     found = costs_for(planned, cluster, costs, whole=graph)
