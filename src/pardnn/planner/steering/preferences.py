@@ -19,7 +19,7 @@ from pardnn.plan.constraints import PLACING, Constraint, hard
 from pardnn.plan.demands.check_constraints import broken_constraints
 from pardnn.plan.demands.layout_demands import layout_demands
 from pardnn.plan.plan import planned_graph
-from pardnn.planner.outcome import Outcome, plan_of
+from pardnn.planner.outcome import Outcome, makespan_s, plan_of
 from pardnn.planner.problem import Problem
 from pardnn.planner.steering.constrained import meant_by
 from pardnn.shard.mesh_of_cluster import mesh_of
@@ -55,7 +55,7 @@ def decide_preferred(problem: Problem, decide: Callable[[Problem], Outcome]) -> 
             continue
         spent += found.planning_s
         left = unmet_by(problem, found, preferences)
-        if _value(found, left) < _value(best, unmet):
+        if _value(problem, found, left) < _value(problem, best, unmet):
             best, unmet = found, left
     notes = [f"preference {'not met' if each in unmet else 'met'}: {each}" for each in preferences]
     return best._replace(planning_s=spent, notes=(*best.notes, *notes))
@@ -86,5 +86,5 @@ def unmet_by(
     )
 
 
-def _value(outcome: Outcome, unmet: Sequence[Constraint]) -> float:
-    return outcome.makespan_s + sum(each.price_s or 0.0 for each in unmet)
+def _value(problem: Problem, outcome: Outcome, unmet: Sequence[Constraint]) -> float:
+    return makespan_s(problem, outcome) + sum(each.price_s or 0.0 for each in unmet)
