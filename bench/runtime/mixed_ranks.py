@@ -32,6 +32,7 @@ from torch import nn
 from bench.runtime.fidelity_models import hf_gpt2, hf_llama
 from bench.runtime.head_models import Entry, faces, sentences, speech
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.cluster import cluster_to_dict
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
@@ -171,6 +172,7 @@ def rank_main(name: str, rounds: int) -> None:
             default=0.0,
         )
         told = {"plans": kept, "link": [rate.bandwidth, rate.latency], "losses_differ": off}
+        told["sharing"] = cluster_to_dict(found[0].cluster).get("sharing")
         told["taken_s"] = {way: row[1:] for way, row in taken.items()}
         told["in_a_row_s"] = {way: row[1:] for way, row in in_a_row.items()}
         sys.stdout.write(json.dumps(told) + "\n")
@@ -254,6 +256,21 @@ def verdicts(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [mixed, period, by_period, *lines]
 
 
+def sharing_of(found: dict[str, Any]) -> list[str]:
+    """Return what the ranks of a model measured of each other at the start."""
+    shared = found.get("sharing")
+    if shared is None:
+        return []
+    own = shared["overhead"] or {"latency": 0.0, "bandwidth": float("inf")}
+    least, most = (1e6 * (own["latency"] + size / own["bandwidth"]) for size in (0, 64 << 10))
+    line = (
+        f"- {found['model']} on {found['ranks']} ranks: at the start they measured that ops take "
+        f"{shared['slowdown'][-1]:.3g} times as long when all compute, and that an empty message "
+        f"takes {least:.0f} us of each end, one of 64 KiB {most:.0f} us."
+    )
+    return [line]
+
+
 def page(reports: Sequence[dict[str, Any]], head: str) -> str:
     """Return the page in Markdown."""
     columns = (
@@ -269,7 +286,12 @@ def page(reports: Sequence[dict[str, Any]], head: str) -> str:
         f"to {max(loads):.1f}.\n"
         "`python -m bench mixed-ranks`\n"
     )
-    notes = [*verdicts(reports), f"- Losses of the first {ROW} steps differ by at most {off:.1e}."]
+    shared = [line for found in reports for line in sharing_of(found)]
+    notes = [
+        *verdicts(reports),
+        *shared,
+        f"- Losses of the first {ROW} steps differ by at most {off:.1e}.",
+    ]
     return "\n".join([head, *table, "", *notes]) + "\n"
 
 
