@@ -27,6 +27,16 @@ class Sum:
         return f"{self.total} {self.all}"
 
 
+class Slotted:
+    __slots__ = ("last", "total")
+
+    def __init__(self) -> None:
+        self.total, self.last = 0.0, None
+
+    def __repr__(self) -> str:
+        return f"{self.total} {self.last}"
+
+
 class Meter:
     """Its containers are shared by all meters."""
 
@@ -37,6 +47,7 @@ class Meter:
     best = Sum()
     by_name: dict[str, Sum] = {"loss": Sum()}  # noqa: RUF012
     of_objects: dict[str, Sum] = collections.defaultdict(Sum)  # noqa: RUF012
+    slotted = Slotted()
 
     def note(self, loss: torch.Tensor) -> None:
         self.last.append(f"{loss.item():.3f}")
@@ -66,7 +77,7 @@ def reset() -> None:
 
 def held() -> Any:
     found = Meter.history, Meter.epochs, Meter.last, Meter.made, settings.Sums.all
-    objects = Meter.best, Meter.by_name, Meter.of_objects, settings.best
+    objects = Meter.best, Meter.by_name, Meter.of_objects, settings.best, Meter.slotted
     of_module = settings.log, settings.losses, settings.total, hasattr(settings, "last")
     return *found, *objects, *of_module
 
@@ -281,6 +292,14 @@ def of_an_object_of_a_module(loss: torch.Tensor) -> None:
     settings.best.total += loss.item()
 
 
+def in_slots(loss: torch.Tensor) -> None:
+    Meter.slotted.total += loss.item()
+
+
+def a_tensor_in_slots(loss: torch.Tensor) -> None:
+    Meter.slotted.last = loss.detach()
+
+
 def counted(loss: torch.Tensor) -> None:
     Meter.epochs["loss"][0] += loss.item()
 
@@ -309,6 +328,8 @@ def to_a_new_name_in_a_package(loss: torch.Tensor) -> None:
         of_an_object_in_a_dictionary,
         of_an_object_made_at_once,
         of_an_object_of_a_module,
+        in_slots,
+        a_tensor_in_slots,
         counted,
         to_a_number_in_a_package,
         to_a_number_imported_in_the_step,
@@ -322,6 +343,14 @@ def test_any_other_change_is_refused_and_taken_back(note: Any) -> None:
         capture(step, *args)
     assert caught.value.code == "E804"
     assert repr(held()) == before
+
+
+@pytest.mark.parametrize("note", [of_an_object_of_a_class, in_slots, counted])
+def test_the_line_that_changes_it_is_named(note: Any) -> None:
+    step, args, _ = made(note)
+    line = note.__code__.co_firstlineno + 1
+    with pytest.raises(UnsupportedError, match=rf"test_shared_containers\.py:{line}\b"):
+        capture(step, *args)
 
 
 def test_numbers_of_a_class_that_only_a_module_holds_are_counted() -> None:

@@ -31,6 +31,7 @@ from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.class_numbers import Space
 from pardnn.backends.torch.user_step.code_names import is_users_code
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.slots import Attributes, dotted, items_of, slots_of_class
 
 _CONTAINERS = (list, dict, set, deque)
 #: Code, which no step changes without rebinding its name: that is looked at elsewhere.
@@ -100,20 +101,20 @@ def check_class_attributes(
     """
     for kind, then in before.items():
         changed = [
-            (key, value)
+            (key, key, value)
             for key, value in _values_now(kind, then).items()
             if not (key in then.values and _is_same(value, then.values[key]))
             and not ((kind, key) in followed and not isinstance(value, bool | FakeTensor))
         ]
         changed += [
-            (key, x)
+            (key, dotted(key, _changed_key(x, content)), x)
             for key, x, content in then.contents
             if id(x) not in filled and not _has_same(x, content)
         ]
-        for key, value in changed:
+        for key, name, value in changed:
             if not is_first or _is_traced(value):
                 refusal = changed_module if isinstance(kind, types.ModuleType) else changed_class
-                raise refusal(kind.__name__, key, line(key))
+                raise refusal(kind.__name__, key, line(name))
 
 
 @contextlib.contextmanager
@@ -159,22 +160,27 @@ def _held(values: dict[str, Any], known: Container[int]) -> Held:
             level = [x for x in level if _is_entered(type(x)) and id(x) not in seen]
             seen.update(map(id, level))
             level = [x for x in level if id(x) not in known]
-            level = [x if isinstance(x, _CONTAINERS) else vars(x) for x in level]
-            contents += ((name, each, copy.copy(each)) for each in level)
+            level = [x if isinstance(x, _CONTAINERS) else items_of(x) for x in level]
+            contents += ((name, each, _copied(each)) for each in level)
             level = [item for each in level for item in _items(each)]
     return Held(values, contents)
 
 
 @functools.cache
 def _is_entered(kind: type) -> bool:
-    """Whether a class is that of containers, or the user's with attributes in a dictionary."""
+    """Whether a class is that of containers, or the user's with attributes of its objects."""
     if issubclass(kind, _CONTAINERS):
         return not hasattr(kind, "is_pardnn_recorder")
-    return not issubclass(kind, _OTHERS) and is_users_code(kind) and kind.__dictoffset__ != 0
+    is_plain = not issubclass(kind, _OTHERS) and is_users_code(kind)
+    return is_plain and bool(kind.__dictoffset__ or slots_of_class(kind))
+
+
+def _copied(container: Any) -> Any:
+    return dict(container) if isinstance(container, Attributes) else copy.copy(container)
 
 
 def _items(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
+    return container.values() if isinstance(container, dict | Attributes) else container
 
 
 def _is_same(value: Any, old: Any) -> bool:
@@ -190,11 +196,22 @@ def _has_same(container: Any, content: Any) -> bool:
     """Whether a container holds the same objects as a copy of it; of dictionaries, in any order."""
     if len(container) != len(content):
         return False
-    if isinstance(container, dict):
+    if isinstance(container, dict | Attributes):
         return all(key in content and _is_one(x, content[key]) for key, x in container.items())
     if isinstance(container, set):
         return container == content
     return all(map(operator.is_, container, content))
+
+
+def _changed_key(container: Any, content: Any) -> Any:
+    """Return a key whose value differs in a copy from before; 0 in anything but a dictionary."""
+    if not isinstance(content, dict):
+        return 0
+    unset = object()
+    keys = dict.fromkeys((*content, *container))
+    return next(
+        k for k in keys if not _is_one(container.get(k, unset), content.get(k, unset))
+    )  # fmt: skip
 
 
 def _is_one(value: Any, old: Any) -> bool:
@@ -204,7 +221,7 @@ def _is_one(value: Any, old: Any) -> bool:
 def _is_traced(value: Any, depth: int = 0) -> bool:
     if isinstance(value, FakeTensor) or node_of(value) is not None:
         return True
-    is_entered = isinstance(value, (tuple, *_CONTAINERS)) and depth <= _MAX_DEPTH
+    is_entered = isinstance(value, (tuple, Attributes, *_CONTAINERS)) and depth <= _MAX_DEPTH
     return is_entered and any(_is_traced(each, depth + 1) for each in _items(value))
 
 
