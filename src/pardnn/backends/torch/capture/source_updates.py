@@ -72,10 +72,9 @@ def source_updates(
             continue
         if live is None and source.parameter is not None and value.storage not in read:
             continue  # the ranks make it None
-        is_written = bool(value.storage.writes)
+        if source.parameter is None and isinstance(live, torch.Tensor):
+            calls += _left_to_others(trace, source, value, live)
         copies = _copy_back(trace, source, value, passed.get(name, live))
-        if copies and not is_written and source.parameter is None:
-            trace.replaced.append(name)
         read |= storages_read(copies)
         calls += copies
         calls += value.storage.writes
@@ -85,16 +84,18 @@ def source_updates(
 def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
     """Return notes of the graph on sources that are tensors.
 
-    Of those that `source_updates` found replaced by others: whoever still holds an old tensor finds
-    the old content in it. Those that the step also writes in place are left out, since their
-    holders see some of what it wrote. And of those that were the number 0 before the first step.
+    Of those that `source_updates` found replaced by others, or moved to other memory: whoever still
+    holds an old tensor, or the old memory, finds the old content in it. And of those that were the
+    number 0 before the first step.
 
     Args:
         trace: The trace of the step that repeats.
         first: That of the first step; None of a first step that is a graph of its own.
     """
     zeros = [name for name in (first.zeros if first else ()) if name in trace.sources]
-    notes = {"replaced": trace.replaced, "zeros": zeros}
+    notes = {
+        "replaced": trace.replaced, "moved": trace.moved, "written": trace.written, "zeros": zeros,
+    }  # fmt: skip
     return {key: names for key, names in notes.items() if names}
 
 
@@ -165,6 +166,32 @@ def is_registered(source: Source) -> bool:
         getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
         for slot in source.slots
     )
+
+
+def _left_to_others(
+    trace: StepTrace, source: Source, value: Value, live: torch.Tensor
+) -> list[Call]:
+    """Note a source that another tensor has replaced; keep what the step wrote into the old one.
+
+    Others may hold the old tensor: `self.h.add_(1); self.h = self.h * 2`. Of a tensor that only
+    got other memory, `p.data = p.data.clamp(-1, 1)`, others may hold the old memory; ranks refuse
+    that if the step has written into it, since a copy of each parameter would be too much.
+    """
+    assert value.storage is not None
+    old, new = trace.placeholders[source.name], trace.tracer.aliases.fresh_value(live)
+    if new.storage is value.storage:
+        return []
+    if live is old:
+        trace.moved.append(source.name)
+        if value.storage.writes:
+            trace.written[source.name] = new.call.source
+        return []
+    trace.replaced.append(source.name)
+    if not value.storage.writes:
+        return []
+    call = kept_copy(trace.tracer, old)
+    trace.effects.noted.append({"left": [source.name, {"kept": call.outputs[0]}]})
+    return [call]
 
 
 def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> list[Call]:
