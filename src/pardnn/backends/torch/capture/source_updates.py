@@ -178,17 +178,20 @@ def _left_to_others(
     that if the step has written into it, since a copy of each parameter would be too much.
     """
     assert value.storage is not None
-    old, new = trace.placeholders[source.name], trace.tracer.aliases.fresh_value(live)
+    old, new = trace.placeholders.get(source.name), trace.tracer.aliases.fresh_value(live)
     if new.storage is value.storage:
         return []
-    if live is old:
+    if old is live:
         trace.moved.append(source.name)
         if value.storage.writes:
             trace.written[source.name] = new.call.source
         return []
-    trace.replaced.append(source.name)
     if not value.storage.writes:
+        trace.replaced.append(source.name)
         return []
+    if old is None:  # the step itself has made it
+        return []
+    trace.replaced.append(source.name)
     call = kept_copy(trace.tracer, old)
     trace.effects.noted.append({"left": [source.name, {"kept": call.outputs[0]}]})
     return [call]
