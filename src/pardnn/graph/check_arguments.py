@@ -215,6 +215,6 @@ _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "schedules": _list_of_names, "result": lambda op, value: None,
     "opening": _of_type(bool, "a truth value"), "unread": _list_of_names,
     "replaced": _list_of_names, "moved": _list_of_names, "written": _of_type(dict, "an object"),
-    "zeros": _list_of_names,
+    "numbers": _list_of_names,
     "contents": _list_of_names,
 }  # fmt: skip

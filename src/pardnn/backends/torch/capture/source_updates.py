@@ -85,16 +85,17 @@ def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
     """Return notes of the graph on sources that are tensors.
 
     Of those that `source_updates` found replaced by others, or moved to other memory: whoever still
-    holds an old tensor, or the old memory, finds the old content in it. And of those that were the
-    number 0 before the first step.
+    holds an old tensor, or the old memory, finds the old content in it. And of those that were
+    numbers before the first step.
 
     Args:
         trace: The trace of the step that repeats.
         first: That of the first step; None of a first step that is a graph of its own.
     """
-    zeros = [name for name in (first.zeros if first else ()) if name in trace.sources]
+    numbers = [name for name in (first.numbers if first else ()) if name in trace.sources]
     notes = {
-        "replaced": trace.replaced, "moved": trace.moved, "written": trace.written, "zeros": zeros,
+        "replaced": trace.replaced, "moved": trace.moved, "written": trace.written,
+        "numbers": numbers,
     }  # fmt: skip
     return {key: names for key, names in notes.items() if names}
 

@@ -35,7 +35,7 @@ class StepTrace:
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: For the first step: values of the tensors that it creates, by name.
-        zeros: For the first step: names of those that it puts in the place of the number 0.
+        numbers: For the first step: names of those that it puts in the place of a number.
         left: For the first step: values of the sources after it, by name.
         filled: For the first step: what it puts into containers that it only fills, by name.
         unfilled: Names of such containers into which it puts nothing.
@@ -65,7 +65,7 @@ class StepTrace:
     length: int = 0
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     created: Mapping[str, Value] = field(default_factory=dict)
-    zeros: Sequence[str] = ()
+    numbers: Sequence[str] = ()
     left: Mapping[str, Value] = field(default_factory=dict)
     filled: Mapping[str, Any] = field(default_factory=dict)
     unfilled: Sequence[str] = ()
