@@ -8,7 +8,7 @@ in its own tensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -36,17 +36,18 @@ from pardnn.graph.ir import Graph, is_in_group
 
 
 def source_updates(
-    trace: StepTrace, irregular: Collection[str], *, is_opening: bool = False
+    trace: StepTrace, irregular: Mapping[str, str], *, is_opening: bool = False
 ) -> list[Call]:
     """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
         trace: The trace of one step; copies are recorded in it.
-        irregular: Names of states whose first value is not a constant.
+        irregular: Why the first value of a state is no constant, by its name.
         is_opening: Whether the next step is another graph, which may read what this one does not.
 
     Raises:
-        UnsupportedError: E807, if a source became another kind of tensor, or none.
+        UnsupportedError: E807, if a source became another kind of tensor, or none; E806, if a
+            state without a first value that no op reads would not be left.
     """
     calls = _written_inputs(trace)
     passed = _passed_on(trace)
@@ -69,6 +70,8 @@ def source_updates(
         if source.parameter is not None:
             _mark_gradient(value, live, first_readers.get(value.storage))
         if isinstance(live, torch.Tensor) and not matters:
+            if name in irregular and is_registered(source):
+                raise irregular_initial_state(name, irregular[name])  # it would be lost
             continue
         if live is None and source.parameter is not None and value.storage not in read:
             continue  # the ranks make it None
