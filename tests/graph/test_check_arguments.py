@@ -73,7 +73,7 @@ def test_arguments_of_a_capture_are_accepted(op: Op, arguments: Any) -> None:
         (LOSS, {"effects": [{"set": 3}]}, "not an effect of a step"),
         (LOSS, {"effects": [{"run": []}]}, "not an effect of a step"),
         (LOSS, {"schedules": [3]}, "is not a list of names"),
-        (LOSS, {"zeros": [0]}, "is not a list of names"),
+        (LOSS, {"numbers": [0]}, "is not a list of names"),
     ],
 )
 def test_others_are_refused_by_name(op: Op, arguments: Any, said: str) -> None:

@@ -21,7 +21,7 @@ _FLOATS = ("inf", "-inf", "nan")
 _PLAIN = frozenset({int, bool, float, str, type(None)})
 _EFFECTS = (
     "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "no_nan",
-    "schedule", "order",
+    "schedule", "order", "left",
 )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "effects": _effects,
     "schedules": _list_of_names, "result": lambda op, value: None,
     "opening": _of_type(bool, "a truth value"), "unread": _list_of_names,
-    "replaced": _list_of_names,
-    "zeros": _list_of_names,
+    "replaced": _list_of_names, "moved": _list_of_names, "written": _of_type(dict, "an object"),
+    "numbers": _list_of_names,
     "contents": _list_of_names,
 }  # fmt: skip

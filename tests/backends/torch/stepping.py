@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.parallelize import Parallel, parallelize
+from pardnn.backends.torch.user_step.slots import items_of
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import stamped
 from pardnn.plan.mesh import make_mesh
@@ -157,7 +158,7 @@ def seen(value: Any, around: tuple[int, ...] = ()) -> Any:
         return type(value).__name__, sorted(map(repr, value))
     if callable(value):
         return repr(type(value))
-    return type(value).__name__, seen(vars(value), around)
+    return type(value).__name__, seen(dict(items_of(value)), around)
 
 
 def weighed(weigh: Callable[[Any], Any], held: Any = None) -> Any:

@@ -25,7 +25,8 @@ def may_offload(graph: Graph) -> list[Op]:
     A state that the step returns stays. One that no op reads (of a frozen layer) is never copied.
     """
     owners = storage_owners(graph.ops)
-    told = [each for key, each in graph.step_notes.items() if key != "replaced"]
+    of_tensors = ("replaced", "moved", "written")
+    told = [each for key, each in graph.step_notes.items() if key not in of_tensors]
     noted = {owners.get(name) for name in _strings(told)}
     return [
         op for op in graph.ops

@@ -7,10 +7,12 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.dlpack import from_dlpack
 
 from pardnn.backends.torch.capture import fake_cache
 from pardnn.backends.torch.capture.capture import capture
@@ -57,6 +59,8 @@ def test_a_branch_on_a_tensor():
     [
         (lambda x: x * math.atan(x.mean()), "E802"),
         (lambda x: x * float(x.detach().numpy().mean()), "E802"),
+        (lambda x: x * float(np.from_dlpack(x.detach()).mean()), "E802"),
+        (lambda x: x * from_dlpack(torch.to_dlpack(x.detach())).mean(), "E802"),
         (lambda x: x + torch.ones(int(x.sum())).sum(), "E803"),
         (lambda x: x + torch.ones(x.argmax().item()).sum(), None),
         (lambda x: x + x[x > 0].sum(), "E803"),

@@ -8,7 +8,7 @@ in its own tensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -36,17 +36,18 @@ from pardnn.graph.ir import Graph, is_in_group
 
 
 def source_updates(
-    trace: StepTrace, irregular: Collection[str], *, is_opening: bool = False
+    trace: StepTrace, irregular: Mapping[str, str], *, is_opening: bool = False
 ) -> list[Call]:
     """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
         trace: The trace of one step; copies are recorded in it.
-        irregular: Names of states whose first value is not a constant.
+        irregular: Why the first value of a state is no constant, by its name.
         is_opening: Whether the next step is another graph, which may read what this one does not.
 
     Raises:
-        UnsupportedError: E807, if a source became another kind of tensor, or none.
+        UnsupportedError: E807, if a source became another kind of tensor, or none; E806, if a
+            state without a first value that no op reads would not be left.
     """
     calls = _written_inputs(trace)
     passed = _passed_on(trace)
@@ -69,13 +70,14 @@ def source_updates(
         if source.parameter is not None:
             _mark_gradient(value, live, first_readers.get(value.storage))
         if isinstance(live, torch.Tensor) and not matters:
+            if name in irregular and is_registered(source):
+                raise irregular_initial_state(name, irregular[name])  # it would be lost
             continue
         if live is None and source.parameter is not None and value.storage not in read:
             continue  # the ranks make it None
-        is_written = bool(value.storage.writes)
+        if source.parameter is None and isinstance(live, torch.Tensor):
+            calls += _left_to_others(trace, source, value, live)
         copies = _copy_back(trace, source, value, passed.get(name, live))
-        if copies and not is_written and source.parameter is None:
-            trace.replaced.append(name)
         read |= storages_read(copies)
         calls += copies
         calls += value.storage.writes
@@ -85,16 +87,19 @@ def source_updates(
 def tensor_notes(trace: StepTrace, first: StepTrace | None) -> dict[str, Any]:
     """Return notes of the graph on sources that are tensors.
 
-    Of those that `source_updates` found replaced by others: whoever still holds an old tensor finds
-    the old content in it. Those that the step also writes in place are left out, since their
-    holders see some of what it wrote. And of those that were the number 0 before the first step.
+    Of those that `source_updates` found replaced by others, or moved to other memory: whoever still
+    holds an old tensor, or the old memory, finds the old content in it. And of those that were
+    numbers before the first step.
 
     Args:
         trace: The trace of the step that repeats.
         first: That of the first step; None of a first step that is a graph of its own.
     """
-    zeros = [name for name in (first.zeros if first else ()) if name in trace.sources]
-    notes = {"replaced": trace.replaced, "zeros": zeros}
+    numbers = [name for name in (first.numbers if first else ()) if name in trace.sources]
+    notes = {
+        "replaced": trace.replaced, "moved": trace.moved, "written": trace.written,
+        "numbers": numbers,
+    }  # fmt: skip
     return {key: names for key, names in notes.items() if names}
 
 
@@ -165,6 +170,35 @@ def is_registered(source: Source) -> bool:
         getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
         for slot in source.slots
     )
+
+
+def _left_to_others(
+    trace: StepTrace, source: Source, value: Value, live: torch.Tensor
+) -> list[Call]:
+    """Note a source that another tensor has replaced; keep what the step wrote into the old one.
+
+    Others may hold the old tensor: `self.h.add_(1); self.h = self.h * 2`. Of a tensor that only
+    got other memory, `p.data = p.data.clamp(-1, 1)`, others may hold the old memory; ranks refuse
+    that if the step has written into it, since a copy of each parameter would be too much.
+    """
+    assert value.storage is not None
+    old, new = trace.placeholders.get(source.name), trace.tracer.aliases.fresh_value(live)
+    if new.storage is value.storage:
+        return []
+    if old is live:
+        trace.moved.append(source.name)
+        if value.storage.writes:
+            trace.written[source.name] = new.call.source
+        return []
+    if not value.storage.writes:
+        trace.replaced.append(source.name)
+        return []
+    if old is None:  # the step itself has made it
+        return []
+    trace.replaced.append(source.name)
+    call = kept_copy(trace.tracer, old)
+    trace.effects.noted.append({"left": [source.name, {"kept": call.outputs[0]}]})
+    return [call]
 
 
 def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> list[Call]:

@@ -35,7 +35,7 @@ class StepTrace:
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: For the first step: values of the tensors that it creates, by name.
-        zeros: For the first step: names of those that it puts in the place of the number 0.
+        numbers: For the first step: names of those that it puts in the place of a number.
         left: For the first step: values of the sources after it, by name.
         filled: For the first step: what it puts into containers that it only fills, by name.
         unfilled: Names of such containers into which it puts nothing.
@@ -45,7 +45,10 @@ class StepTrace:
         tables: Lists and tuples that its counts index, or may: `rewrites.tables`.
         stood_for: The tensor that each placeholder replaces, by the placeholder's id.
         asked: Names of sources whose gradients its Python reads or sets.
+        placeholders: Those of the sources that are tensors, and of their gradients, by name.
         replaced: Names of sources that got the content of a tensor which took their place.
+        moved: Names of sources that are still the same tensors, whose memory it took.
+        written: Those among them that the step wrote in place, too, and the user's line if known.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
@@ -62,7 +65,7 @@ class StepTrace:
     length: int = 0
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     created: Mapping[str, Value] = field(default_factory=dict)
-    zeros: Sequence[str] = ()
+    numbers: Sequence[str] = ()
     left: Mapping[str, Value] = field(default_factory=dict)
     filled: Mapping[str, Any] = field(default_factory=dict)
     unfilled: Sequence[str] = ()
@@ -74,7 +77,10 @@ class StepTrace:
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
     roots: Sequence[torch.Tensor] = ()
     asked: Collection[str] = ()
+    placeholders: dict[str, torch.Tensor] = field(default_factory=dict)
     replaced: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    written: dict[str, str | None] = field(default_factory=dict)
 
     def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:
         """Make a placeholder the value of a source, with the arguments of its op."""

@@ -156,7 +156,7 @@ class Tracer(TorchDispatchMode):
         sig = signature(func)
         if sig.role is None:
             return self._call(func, sig, args, kwargs)
-        if sig.role == "query":
+        if sig.role in ("query", "new data"):
             return func(*args, **kwargs)
         if sig.role == "no effect":
             return None

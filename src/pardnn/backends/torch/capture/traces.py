@@ -238,6 +238,7 @@ def _add_sources(
     objects: ObjectGraph,
 ) -> None:
     """Make the placeholder of each source its value in the trace."""
+    trace.placeholders.update(made)
     for source in sources:
         trace.add(source, made[source.name], _first_value(source, initial, objects))
 

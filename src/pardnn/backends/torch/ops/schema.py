@@ -188,6 +188,8 @@ def _role(op: torch._ops.OpOverload) -> str | None:
         return "identity"
     if name == "aten::mkldnn_rnn_layer":
         return "fused rnn"
+    if name == "aten::set_":
+        return "new data"  # like an assignment to `data`: nothing is computed
     return "view in place" if name.removeprefix("aten::") in _VIEWS_IN_PLACE else None
 
 

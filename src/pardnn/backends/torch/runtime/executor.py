@@ -124,7 +124,9 @@ class Executor:
 
     def attach(self, resident: Mapping[str, Any]) -> None:
         """Take the residents, see the class; between `detach` and this, no step can run."""
-        self._env = dict(self._resident_values(resident))
+        values = dict(self._resident_values(resident))
+        self._env.clear()  # others hold it, see `live_values`, and would keep old data alive
+        self._env.update(values)
         self._names = frozenset(self._env)
 
     def detach(self) -> None:

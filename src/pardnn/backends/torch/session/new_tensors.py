@@ -4,9 +4,9 @@ Problem: guards compare tensors by identity, since a graph reads the tensor that
 state that each epoch begins with zeros would have each epoch captured.
 Idea: where the new tensor could have been there at capture, the graph holds for it. It is a plain
 one, of the same shape, type and strides, in all places of the old one, and shares its memory with
-nobody. The ranks take it as they take any tensor that they do not know. So do they take the number
-0, if the graph was captured while that was in the place: to `self.total += loss.detach()`, a tensor
-of zeros is the same.
+nobody. The ranks take it as they take any tensor that they do not know. So do they take a number,
+if the graph was captured while that was in the place: to `self.total += loss.detach()`, a tensor
+full of it is the same.
 
 Complexity: O(state) where nothing but tensors has changed.
 """
@@ -28,7 +28,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change, differ
-from pardnn.backends.torch.user_step.held_numbers import is_zero, place
+from pardnn.backends.torch.user_step.held_numbers import place
 from pardnn.backends.torch.user_step.object_graph import attributes_of
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.graph.ir import Tensor
@@ -49,12 +49,13 @@ class NewTensors:
     ) -> None:
         self._state, self._sources, self._constants = state, binding.sources, constants
         self._program = program
-        noted = program.whole.step_notes.get("zeros", ())
-        zeros = [binding.sources[name] for name in noted if name in program.state]
-        self._zeros = {place(source.slots[0]): source.name for source in zeros}
+        noted = program.whole.step_notes.get("numbers", ())
+        numbers = [binding.sources[name] for name in noted if name in program.state]
+        self._numbers = {place(source.slots[0]): source.name for source in numbers}
+        self._initial = {x.name: (x.arguments or {}).get("initial") for x in program.whole.ops}
 
     def accepted(self, changes: Sequence[Change], batch: Batch) -> dict[str, Any] | None:
-        """Return the new tensors, and numbers 0, by name; None if anything else has changed, too.
+        """Return the new tensors, and first numbers, by name; None if more has changed.
 
         Args:
             changes: What differs from the values for which the graph holds.
@@ -62,8 +63,8 @@ class NewTensors:
         """
         found, others = dict[str, Any](), list[tuple[Any, Any]]()
         for change in changes:
-            if is_zero(change.now) and change.place in self._zeros:
-                found[self._zeros[change.place]] = change.now
+            if (name := self._begun_again(change)) is not None:
+                found[name] = change.now
                 continue
             pairs = [*_pairs(change.then, change.now)]
             # Without any, something else than a value has changed, such as whether there is one.
@@ -90,8 +91,14 @@ class NewTensors:
         """
         return [(each.then, self._now(each)) for each in changes]
 
+    def _begun_again(self, change: Change) -> str | None:
+        """Return the name of a state in whose place the number is again with which it began."""
+        name, now = self._numbers.get(change.place), change.now
+        is_number = name is not None and type(now) in (int, float)
+        return name if is_number and repr(float(now)) == repr(self._initial[name]) else None
+
     def _now(self, change: Change) -> Any:
-        name = self._zeros.get(change.place) if is_zero(change.now) else None
+        name = self._begun_again(change)
         return change.now if name is None else self._sources[name].get()
 
     def _is_alike(self, name: str, old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -168,11 +168,12 @@ class Variants:
                 check_left(self._state.left_gradients.used(variant.taken))
             self._agree(variant)
             self._world.describe = variant.executor.describe
+            if self._replaced.spare(each.binding.guards for each in self._known):
+                self._version = self._state.version
         except (MismatchError, RankError, StuckError) as error:
             raise self._world.report_failure(error) from error.__cause__
-        if self._replaced.spare(each.binding.guards for each in self._known):
-            self._version = self._state.version
         variant.executor.step(lambda: self._inputs(variant, batch))
+        self._replaced.finish(variant.executor.effects)
         self.stale |= variant.uncarried
         self._state.reset_gradients.note(variant.gradients)
         self._state.left_gradients.note(variant.taken, variant.gradients.reset)

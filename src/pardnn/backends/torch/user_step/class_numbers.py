@@ -1,6 +1,6 @@
-"""Numbers of the user's classes that a step may change: `Model.calls += 1`.
+"""Numbers, flags and texts of the user's classes that a step may change: `Model.calls += 1`.
 
-The walk of a step's objects does not enter classes. Such a number is a variable, like a global: the
+The walk of a step's objects does not enter classes. Such a value is a variable, like a global: the
 class is its namespace.
 """
 
@@ -17,8 +17,9 @@ import torch
 from pardnn.backends.torch.user_step.code_names import codes_of, is_users_code
 from pardnn.backends.torch.user_step.slots import GlobalName
 
-#: While a step is traced, symbols stand for the numbers.
-_NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
+#: While a step is traced, symbols stand for the numbers. What begins as None becomes an object that
+#: only the first step makes, which stays.
+_PLAIN = frozenset({int, float, bool, str, torch.SymInt, torch.SymFloat, torch.SymBool})
 Space = type | types.ModuleType
 
 
@@ -36,7 +37,7 @@ def space_name(space: Space) -> str:
 def class_numbers(
     spaces: Iterable[Space], functions: Iterable[types.FunctionType]
 ) -> Iterator[tuple[str, GlobalName, Any]]:
-    """Yield name, place and value of each number of a class that code may change.
+    """Yield name, place and value of each plain value of a class that code may change.
 
     Args:
         spaces: The user's classes and modules.
@@ -45,7 +46,7 @@ def class_numbers(
     stored = frozenset[str]().union(*(_stored(each.__code__) for each in functions))
     for kind in spaces if stored else ():
         for key, value in list(vars(kind).items()) if isinstance(kind, type) else ():
-            if key in stored and type(value) in _NUMBERS:
+            if key in stored and type(value) in _PLAIN:
                 yield f"{space_name(kind)}.{key}", GlobalName(kind, key), value
 
 

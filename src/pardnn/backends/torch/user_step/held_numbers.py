@@ -155,11 +155,6 @@ def named_places(objects: ObjectGraph) -> Iterator[tuple[str, Slot, Any]]:
         yield from _places(path, holder, content)
 
 
-def is_zero(value: Any) -> bool:
-    """Whether a value is the number 0 of Python, to which a tensor may be added."""
-    return type(value) in (int, float) and repr(value) in ("0", "0.0")
-
-
 def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
     """Return the place that a name stands for; None if there is none."""
     return next((slot for path, slot, _ in named_places(objects) if path == name), None)

@@ -82,7 +82,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 #: This set names buffers, and grows if a first step registers one.
 _OF_MODULES = frozenset({*_TABLES, "_non_persistent_buffers_set"})
 #: Types that change in place and have no items by key.
-_UNSEEN = (
+UNSEEN = (
     set, random.Random, np.random.Generator, np.random.RandomState, torch.Generator, Iterator,
 )  # fmt: skip
 _MAX_OBJECTS = 2_000_000
@@ -289,7 +289,7 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         objects.unseen.append(entry)
     elif _is_walked(value):
         yield from _object_children(objects, entry)
-    elif isinstance(value, _UNSEEN) and not isinstance(value, io.IOBase):
+    elif isinstance(value, UNSEEN) and not isinstance(value, io.IOBase):
         objects.unseen.append(entry)
 
 

@@ -18,7 +18,6 @@ import torch
 
 from pardnn.backends.torch.user_step.held_numbers import (
     StateOwner,
-    is_zero,
     named_places,
     state_owners,
     with_tensor_names,
@@ -377,7 +376,8 @@ def _missing(
             slots = {n: Slot(entry.value.state, key) for n, key in shared.items()}
             made |= {n: Source(n, "state", (slot,)) for n, slot in slots.items()}
     for name, slot, value in named_places(objects):
-        if name in ops and name not in made and is_zero(value):
+        is_number = name in ops and name not in made and type(value) in (int, float)
+        if is_number and (ops[name].arguments or {}).get("initial") == value:
             made[name] = Source(name, "buffer", (slot,))
     return [made[op.name] for op in graph.ops if op.name in made]
 

@@ -94,6 +94,25 @@ def test_a_rate_that_the_step_sets_stays(change: Any) -> None:
     _compared(change)
 
 
+@pytest.mark.parametrize("is_each_time", [True, False])
+def test_a_buffer_of_data_that_nobody_reads(is_each_time: bool) -> None:
+    def registers(trainer: Any) -> None:
+        if is_each_time or not hasattr(trainer.model, "last"):
+            trainer.model.register_buffer("last", trainer.model[0].weight.detach().sum())
+
+    _compared(registers)
+
+
+def test_new_memory_for_a_parameter() -> None:
+    def halves(trainer: Any) -> None:
+        weight = trainer.model[0].weight
+        with torch.no_grad():
+            weight.add_(0.5)
+            weight.set_(weight * 0.5)
+
+    _compared(halves)
+
+
 def _once(trainer: Any) -> Any:
     if not hasattr(trainer, "ready"):
         trainer.ready = 1

@@ -1,11 +1,14 @@
 """Containers of classes and of other modules: filled on each rank, or refused and left as is."""
 
 import collections
+import random
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +30,20 @@ class Sum:
         return f"{self.total} {self.all}"
 
 
+class Slotted:
+    __slots__ = ("last", "total")
+
+    def __init__(self) -> None:
+        self.total, self.last = 0.0, None
+
+    def __repr__(self) -> str:
+        return f"{self.total} {self.last}"
+
+
+class Tree(dict[str, Any]):
+    size = 0
+
+
 class Meter:
     """Its containers are shared by all meters."""
 
@@ -37,6 +54,15 @@ class Meter:
     best = Sum()
     by_name: dict[str, Sum] = {"loss": Sum()}  # noqa: RUF012
     of_objects: dict[str, Sum] = collections.defaultdict(Sum)  # noqa: RUF012
+    slotted = Slotted()
+    counts = np.zeros(2)
+    drawn = random.Random(0)
+    order = collections.OrderedDict(a=1, b=2)  # noqa: RUF012
+    tree = Tree()
+    namespace = types.SimpleNamespace(n=0)
+    module: Any = nn.Linear(1, 1)
+    local: Any = threading.local()
+    warned = False
 
     def note(self, loss: torch.Tensor) -> None:
         self.last.append(f"{loss.item():.3f}")
@@ -52,7 +78,7 @@ settings.total, settings.unused, settings.best = 0.0, [], Sum()
 package: Any = types.ModuleType("package_of_a_test")
 package.settings = settings
 log: list[Any] = []
-special = Special()
+special: Any = Special()
 
 
 def reset() -> None:
@@ -66,7 +92,7 @@ def reset() -> None:
 
 def held() -> Any:
     found = Meter.history, Meter.epochs, Meter.last, Meter.made, settings.Sums.all
-    objects = Meter.best, Meter.by_name, Meter.of_objects, settings.best
+    objects = Meter.best, Meter.by_name, Meter.of_objects, settings.best, Meter.slotted
     of_module = settings.log, settings.losses, settings.total, hasattr(settings, "last")
     return *found, *objects, *of_module
 
@@ -281,6 +307,42 @@ def of_an_object_of_a_module(loss: torch.Tensor) -> None:
     settings.best.total += loss.item()
 
 
+def in_slots(loss: torch.Tensor) -> None:
+    Meter.slotted.total += loss.item()
+
+
+def a_tensor_in_slots(loss: torch.Tensor) -> None:
+    Meter.slotted.last = loss.detach()
+
+
+def in_an_array(loss: torch.Tensor) -> None:
+    Meter.counts[0] += 1
+
+
+def out_of_a_generator(loss: torch.Tensor) -> None:
+    Meter.drawn.random()
+
+
+def to_an_order(loss: torch.Tensor) -> None:
+    Meter.order.move_to_end(next(iter(Meter.order)))
+
+
+def beside_items(loss: torch.Tensor) -> None:
+    Meter.tree.size += 1
+
+
+def of_a_namespace(loss: torch.Tensor) -> None:
+    Meter.namespace.n += 1
+
+
+def of_a_module_in_a_class(loss: torch.Tensor) -> None:
+    Meter.module.calls = getattr(Meter.module, "calls", 0) + 1
+
+
+def of_a_thread(loss: torch.Tensor) -> None:
+    Meter.local.n = getattr(Meter.local, "n", 0) + 1
+
+
 def counted(loss: torch.Tensor) -> None:
     Meter.epochs["loss"][0] += loss.item()
 
@@ -309,6 +371,15 @@ def to_a_new_name_in_a_package(loss: torch.Tensor) -> None:
         of_an_object_in_a_dictionary,
         of_an_object_made_at_once,
         of_an_object_of_a_module,
+        in_slots,
+        a_tensor_in_slots,
+        in_an_array,
+        out_of_a_generator,
+        to_an_order,
+        beside_items,
+        of_a_namespace,
+        of_a_module_in_a_class,
+        of_a_thread,
         counted,
         to_a_number_in_a_package,
         to_a_number_imported_in_the_step,
@@ -322,6 +393,28 @@ def test_any_other_change_is_refused_and_taken_back(note: Any) -> None:
         capture(step, *args)
     assert caught.value.code == "E804"
     assert repr(held()) == before
+
+
+def test_what_a_flag_of_a_class_lets_happen_once() -> None:
+    def note(loss: torch.Tensor) -> None:
+        if not Meter.warned:
+            Meter.warned = True
+            Meter.last.append(7)
+            special.seen = loss.item()
+
+    def make() -> Any:
+        Meter.warned, special.seen = False, 0.0
+        return *made(note)[:2], lambda: [Meter.warned, Meter.last, special.seen]
+
+    assert assert_leaves_as_eager(make) == 2
+
+
+@pytest.mark.parametrize("note", [of_an_object_of_a_class, in_slots, counted])
+def test_the_line_that_changes_it_is_named(note: Any) -> None:
+    step, args, _ = made(note)
+    line = note.__code__.co_firstlineno + 1
+    with pytest.raises(UnsupportedError, match=rf"test_shared_containers\.py:{line}\b"):
+        capture(step, *args)
 
 
 def test_numbers_of_a_class_that_only_a_module_holds_are_counted() -> None:

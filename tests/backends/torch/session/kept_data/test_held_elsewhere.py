@@ -205,3 +205,65 @@ def test_what_the_step_also_writes_in_place_is_not_passed_on() -> None:
 
     with pytest.raises(PardnnError, match=r"the step replaces 'trainer.last' by 'trainer.h'"):
         parallelize(step, torch.zeros(3, 4), decide=scattered, device="cpu")
+
+
+class Writing(Trainer):
+    """Writes into what it then replaces, and gives a tensor other memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = torch.ones(3, 4)
+        step = self.step
+
+        def writing(x: torch.Tensor) -> Any:
+            self.h.add_(1)
+            self.model.mean[0] += 2
+            self.taken.data = self.taken * 2
+            loss, *_ = step(x + self.taken)
+            return loss, x, x
+
+        self.step = writing
+
+
+WRITTEN: dict[str, Keep] = {
+    "a tensor": lambda t: t.h,
+    "a view": lambda t: t.h[1:],
+    "a buffer": lambda t: t.model.mean,
+    "the same tensor": lambda t: t.taken,
+    "its old memory": lambda t: t.taken[:],
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_what_the_step_wrote_before_it_replaced_it(what: str) -> None:
+    trainer, eager = Writing(), Writing()
+    fast = parallelize(trainer.step, torch.zeros(3, 4), decide=scattered, device="cpu")
+    try:
+        assert run(trainer, fast, WRITTEN[what]) == run(eager, eager.step, WRITTEN[what])
+    finally:
+        fast.close()
+
+
+def test_memory_that_the_step_writes_and_then_replaces_is_refused_if_held() -> None:
+    def clipping(trainer: Trainer) -> Callable[..., Any]:
+        def step(x: torch.Tensor) -> Any:
+            found = trainer.step(x)
+            trainer.model.weight.data = trainer.model.weight.data.clamp(-0.2, 0.2)
+            return found
+
+        return step
+
+    trainer, eager, x = Trainer(), Trainer(), torch.ones(3, 4)
+    fast = parallelize(clipping(trainer), x, decide=scattered, device="cpu")
+    try:
+        for _ in range(3):
+            assert [*map(_plain, fast(x))] == [*map(_plain, clipping(eager)(x))]
+        held = trainer.model.state_dict()
+        with pytest.raises(
+            PardnnError, match=r"'trainer\.model\.weight'.*test_held_else"
+        ) as caught:
+            fast(x)
+        assert caught.value.code == "E530"
+        del held
+    finally:
+        fast.close()

@@ -1,4 +1,4 @@
-"""Numbers 0 to which a step adds tensors (`self.total += loss.detach()`), and that users reset."""
+"""Numbers to which a step adds tensors (`self.total += loss.detach()`), and that users reset."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.first_step.numbering import is_zero
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.user_step.held_numbers import is_zero
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -54,6 +54,8 @@ class Trainer:
         self.model.total = 0.0  # pyright: ignore
         self.right["all"] = 0
         self.rows[0] = 0.0
+        self.rest: Any = 1.0
+        self.left: Any = 3
 
     def trained(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.model(x)
@@ -71,12 +73,14 @@ class Trainer:
         self.model.total += out.mean(0)  # pyright: ignore
         self.right["all"] += (out > 0).sum()
         self.rows[0] = self.rows[0] + loss.detach() ** 2
+        self.rest -= loss.detach()
+        self.left = out.mean(0) + self.left
         return loss
 
     def counts(self) -> list[Any]:
         held = (
             self.meter.sum, self.meter.value, self.total, self.average, self.model.total,
-            self.right["all"], self.rows[0],
+            self.right["all"], self.rows[0], self.rest, self.left,
         )  # fmt: skip
         return [*map(_plain, held), self.meter.count, self.rows[1]]
 
@@ -124,7 +128,7 @@ def test_they_become_tensors_as_beside_eager_steps() -> None:
 
 @pytest.mark.parametrize("size", long_but([2], [2, 3]))
 def test_each_is_on_one_rank(size: int) -> None:
-    names = ["meter.sum", "total", "average", "model.total", "right.all", "rows.0"]
+    names = ["meter.sum", "total", "average", "model.total", "right.all", "rows.0", "rest", "left"]
 
     def body(rank: int, path: str) -> Any:
         connect(rank, size, path, 20).close()
@@ -133,7 +137,7 @@ def test_each_is_on_one_rank(size: int) -> None:
         whole = lambda: [_plain(fast.whole(name)) for name in names]  # noqa: E731
         return epochs(trainer, fast, whole), fast.captures
 
-    wanted = [[loss, [counts[0], *counts[2:7]]] for loss, counts in eager()]
+    wanted = [[loss, [counts[0], *counts[2:9]]] for loss, counts in eager()]
     for outcome in run_ranks(size, body):
         assert outcome.status == 0, outcome.error
         assert outcome.value == [wanted, 1]

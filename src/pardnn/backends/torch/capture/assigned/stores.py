@@ -65,7 +65,7 @@ class Stores:
             for name in _written(at, before):
                 self._lines.setdefault(name, f"{path}:{line}")
             self._is_open |= at.argval in _COMPUTED if isinstance(at.argval, str) else False
-            before = [*before[-2:], at]
+            before.append(at)
 
 
 def _written(at: dis.Instruction, before: list[dis.Instruction]) -> Iterator[str]:
@@ -74,12 +74,27 @@ def _written(at: dis.Instruction, before: list[dis.Instruction]) -> Iterator[str
     if at.opname in _STORES or at.opname in _DELETES:
         yield at.argval
     elif at.opname in _ITEMS and last is not None:
-        if isinstance(last.argval, str):
-            yield last.argval  # a key
-        if len(before) > 1 and before[-2].opname in _LOADS:
-            yield before[-2].argval  # the container
+        container, key = _container_and_key(before)
+        if isinstance(key.argval, str):
+            yield key.argval
+        if container is not None and container.opname in _LOADS:
+            yield container.argval
     elif _is_changing_call(at) and last is not None and last.opname in _LOADS:
         yield last.argval
+
+
+def _container_and_key(
+    before: list[dis.Instruction],
+) -> tuple[dis.Instruction | None, dis.Instruction]:
+    """Return what put the container and the key of an item on the stack before it is written."""
+    if before[-1].opname == "SWAP":  # `a[k] += x` first copies both
+        copies = [i for i, at in enumerate(before) if at.opname == "COPY" and at.arg == 2]
+        before = before[: copies[-2]] if len(copies) > 1 and copies[-2] else before
+    before = before[-8:]
+    key = before.pop()
+    while len(before) > 2 and before[-1].opname == "BINARY_SUBSCR":
+        before = before[:-2]  # `a[j][k] = x`: the item and its key
+    return before[-1] if before else None, key
 
 
 def _is_changing_call(at: dis.Instruction) -> bool:

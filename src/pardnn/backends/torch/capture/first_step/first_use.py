@@ -39,7 +39,6 @@ from pardnn.backends.torch.capture.same_calls import comparable
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value, storages_read
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.held_numbers import is_zero
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 from pardnn.errors import PardnnError
@@ -218,9 +217,10 @@ def created_tensors(
     aliases, made = first.tracer.aliases, {source.name for source in created}
     first.created = {n: aliases.fresh_value(each) for n, each in tensors.items() if n in made}
     first.left = {n: aliases.fresh_value(x) for n, x in tensors.items() if aliases.knows(x)}
-    zeros = {name for name, each in first.assigned.items() if is_zero(each.change.then)}
-    initial, irregular = initial_values(first.tracer, created, objects, zeros)
-    first.zeros = sorted(zeros & initial.keys())
+    numbers = {name: each.change.then for name, each in first.assigned.items()}
+    numbers = {name: each for name, each in numbers.items() if type(each) in (int, float)}
+    initial, irregular = initial_values(first.tracer, created, objects, numbers)
+    first.numbers = sorted(numbers.keys() & initial.keys())
     for source in gradients:
         if source.name not in first.values:
             initial[source.name] = 0.0

@@ -8,7 +8,7 @@ is the state's `initial`; if it copies a parameter or buffer, that source is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ FUSED_SGD = "aten._fused_sgd_.default"
 
 
 def initial_values(
-    tracer: Tracer, created: Iterable[Source], objects: ObjectGraph, zeros: Collection[str]
+    tracer: Tracer, created: Iterable[Source], objects: ObjectGraph, numbers: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the initial value of each tensor that the first step created and others find.
 
@@ -44,7 +44,7 @@ def initial_values(
         tracer: The tracer of the first step.
         created: Sources that did not exist before it.
         objects: The object graph after it.
-        zeros: Names of places that held the number 0 before it.
+        numbers: Numbers that places held before it, by name.
 
     Returns:
         The number that fills each tensor, or {"copy_of": source}, by source name; and why others
@@ -64,8 +64,8 @@ def initial_values(
         elif found is None and is_copied_gradient(value):
             reason = _momentum_reason(source, objects)
             found = None if reason else MOMENTUM_INITIAL
-        if source.name in zeros and source.kind != "input":
-            found = 0.0  # `self.total += loss.detach()`
+        if source.name in numbers and source.kind != "input":
+            found = float(numbers[source.name])  # `self.total += loss.detach()`
         elif source.kind == "buffer" and not is_of_a_module(source, objects):
             found, reason = None, "is created by the first step, in an object that is not a module"
         if source.kind == "state" and source.parameter is None and len(source.slots) > 1:

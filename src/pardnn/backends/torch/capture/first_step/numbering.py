@@ -65,3 +65,8 @@ class Numbering:
     def is_zero(self, number: int) -> bool:
         """Whether all elements of a tensor are known to be 0 or -0."""
         return number in self._zeros
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value is the number 0 of Python, to which a tensor may be added."""
+    return type(value) in (int, float) and repr(value) in ("0", "0.0")

@@ -7,8 +7,8 @@ Idea: the content of a storage is numbered by how it was computed: kind, argumen
 inputs. A source is numbered by its name, a state that the first step creates by its initial value.
 A copy has the number of its original. Small tensors of known numbers are computed, and so is what
 Python computes from them. In addition there are the identities on which initial values rely: 0 + x
-and x + 0 are x, a positive number times 0 is 0, and a choice between two equal numbers is that
-number.
+and x + 0 are x, a positive number times 0 is 0, a choice between two equal numbers is that number,
+and in sums and differences a number is as good as a tensor full of it.
 
 Complexity: O(calls), and the length of their arguments.
 
@@ -31,7 +31,7 @@ from pardnn.backends.torch.capture.first_step.initial_state import (
     FUSED_SGD,
     MOMENTUM_INITIAL,
 )
-from pardnn.backends.torch.capture.first_step.numbering import MAX_KNOWN, Numbering
+from pardnn.backends.torch.capture.first_step.numbering import MAX_KNOWN, Numbering, is_zero
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import (
     ITEM,
@@ -43,11 +43,17 @@ from pardnn.backends.torch.capture.trace_ir import (
 )
 from pardnn.backends.torch.ops.codec import find_call, flatten_result, instances, literal
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS, node_of
-from pardnn.backends.torch.user_step.held_numbers import is_zero
 from pardnn.graph.ir import SOURCE_KINDS
 
 _COPIES = ("clone", "_to_copy", "copy_")
 _ADDITIONS, _PRODUCTS = ("add", "add_"), ("mul", "mul_")
+#: Sums and differences of two terms.
+_OF_TERMS = {
+    "add": "sum", "add_": "sum",
+    "sub": "difference", "sub_": "difference", "rsub": "difference",
+}  # fmt: skip
+#: Types in which kernels compute as they store: a number is rounded in the same way.
+_UNWIDENED = (torch.float32, torch.float64)
 
 
 class NumberedTrace:
@@ -199,6 +205,8 @@ class NumberedTrace:
             content = self._simple(name, args, kwargs, target)
         if content is None and self._computed(call, args, kwargs):
             return
+        if content is None and name in _OF_TERMS and target is not None:
+            content = self._of_terms(name, args, kwargs, target)
         if content is not None:
             self.made[call] = content
             self._set(call.outputs[0], content)
@@ -307,6 +315,31 @@ class NumberedTrace:
             if self._numbering.is_zero(other) and is_alike and (is_plain or term is left):
                 return number
         return None
+
+    def _of_terms(
+        self, name: str, args: list[Any], kwargs: dict[str, Any], target: Value
+    ) -> int | None:
+        """Return the number of a sum or difference of two alike tensors, or of one and a number."""
+        assert target.geometry is not None
+        shape, _, _, dtype = target.geometry
+        if len(args) != 2 or self._key([*kwargs.values()]) not in ((), ("1",)):
+            return None
+        numbers: list[int] = []
+        for term in args:
+            number = self._scalar(term) if isinstance(term, Value) and not term.geometry else term
+            if isinstance(number, Value):
+                assert number.geometry is not None
+                if (number.geometry[0], number.geometry[3]) != (shape, dtype):
+                    return None
+                numbers.append(self._tensor(number))
+            elif type(number) in (int, float) and dtype in _UNWIDENED:
+                numbers.append(self._numbering.of_fill(number, dtype, shape))
+            else:
+                return None
+        if name == "rsub":
+            numbers.reverse()
+        kind = _OF_TERMS[name]
+        return self._numbering.of(kind, *(sorted(numbers) if kind == "sum" else numbers))
 
     def _computed(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> bool:
         """Compute the results of a call on known numbers, if they are small."""

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import functools
 import operator
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
@@ -26,31 +27,35 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.capture.numbers.unseen_state import has_state, state_of
 from pardnn.backends.torch.capture.refusals.changed_state import changed_class, changed_module
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.class_numbers import Space
-from pardnn.backends.torch.user_step.code_names import is_users_code
-from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.slots import Attributes, dotted, items_of, slots_of_class
 
 _CONTAINERS = (list, dict, set, deque)
 #: Code, which no step changes without rebinding its name: that is looked at elsewhere.
 _OF_CODE = (type, types.BuiltinFunctionType, types.ModuleType)
-_OTHERS = (type, types.ModuleType, torch.nn.Module, torch.Tensor)
+_OTHERS = (type, types.ModuleType, torch.Tensor)
+_OPAQUE_BUT_ENTERED = (torch.nn.Module, threading.local)
 #: How many containers around another one are looked into.
 _MAX_DEPTH = 4
 
 
 class Held(NamedTuple):
-    """What a class or module holds.
+    """What a class or module holds, except for what the step's own names lead to.
 
     Attributes:
         values: Its attributes by name; of a module those that hold others.
-        contents: The containers in them, attributes of the user's objects included, with the
-            attribute of each and a copy of what it holds.
+        contents: The containers in them, attributes of objects included, with the attribute of each
+            and a copy of what it holds.
+        states: Arrays, iterators and the like in them, with the attribute and their state.
     """
 
     values: dict[str, Any]
     contents: list[tuple[str, Any, Any]]
+    states: list[tuple[str, Any, Any]]
 
 
 ClassAttributes = dict[Space, Held]
@@ -100,20 +105,21 @@ def check_class_attributes(
     """
     for kind, then in before.items():
         changed = [
-            (key, value)
+            (key, key, value)
             for key, value in _values_now(kind, then).items()
             if not (key in then.values and _is_same(value, then.values[key]))
-            and not ((kind, key) in followed and not isinstance(value, bool | FakeTensor))
+            and not ((kind, key) in followed and _is_plain(value))
         ]
         changed += [
-            (key, x)
+            (key, dotted(key, _changed_key(x, content)), x)
             for key, x, content in then.contents
             if id(x) not in filled and not _has_same(x, content)
         ]
-        for key, value in changed:
+        changed += [(key, key, x) for key, x, state in then.states if state_of(x) != state]
+        for key, name, value in changed:
             if not is_first or _is_traced(value):
                 refusal = changed_module if isinstance(kind, types.ModuleType) else changed_class
-                raise refusal(kind.__name__, key, line(key))
+                raise refusal(kind.__name__, key, line(name))
 
 
 @contextlib.contextmanager
@@ -152,29 +158,49 @@ def _values_now(kind: Space, then: Held) -> dict[str, Any]:
 
 def _held(values: dict[str, Any], known: Container[int]) -> Held:
     contents: list[tuple[str, Any, Any]] = []
+    states: list[tuple[str, Any, Any]] = []
     seen = set[int]()
     for name, value in values.items():
         level = [value]
         for _ in range(_MAX_DEPTH + 1):
-            level = [x for x in level if _is_entered(type(x)) and id(x) not in seen]
+            level = [x for x in level if not isinstance(x, PLAIN) and id(x) not in seen]
             seen.update(map(id, level))
             level = [x for x in level if id(x) not in known]
-            level = [x if isinstance(x, _CONTAINERS) else vars(x) for x in level]
-            contents += ((name, each, copy.copy(each)) for each in level)
+            states += ((name, x, state_of(x)) for x in level if has_state(x))
+            level = [held for x in level if _is_entered(type(x)) for held in _holders(x)]
+            contents += ((name, each, _copied(each)) for each in level)
             level = [item for each in level for item in _items(each)]
-    return Held(values, contents)
+    return Held(values, contents, states)
+
+
+def _holders(value: Any) -> Iterator[Any]:
+    """Yield what holds a value's items, and what holds its attributes."""
+    if isinstance(value, _CONTAINERS):
+        yield value
+        if hasattr(value, "__dict__"):
+            yield vars(value)
+    else:
+        yield items_of(value)
 
 
 @functools.cache
 def _is_entered(kind: type) -> bool:
-    """Whether a class is that of containers, or the user's with attributes in a dictionary."""
+    """Whether a class is that of containers, or of objects with attributes."""
     if issubclass(kind, _CONTAINERS):
         return not hasattr(kind, "is_pardnn_recorder")
-    return not issubclass(kind, _OTHERS) and is_users_code(kind) and kind.__dictoffset__ != 0
+    if issubclass(kind, _OTHERS):
+        return False
+    is_opaque = kind.__module__.partition(".")[0] in OPAQUE_PACKAGES
+    has_any = bool(kind.__dictoffset__ or slots_of_class(kind))
+    return (has_any and not is_opaque) or issubclass(kind, _OPAQUE_BUT_ENTERED)
+
+
+def _copied(container: Any) -> Any:
+    return dict(container) if isinstance(container, Attributes) else copy.copy(container)
 
 
 def _items(container: Any) -> Iterable[Any]:
-    return container.values() if isinstance(container, dict) else container
+    return container.values() if isinstance(container, dict | Attributes) else container
 
 
 def _is_same(value: Any, old: Any) -> bool:
@@ -187,24 +213,39 @@ def _is_same(value: Any, old: Any) -> bool:
 
 
 def _has_same(container: Any, content: Any) -> bool:
-    """Whether a container holds the same objects as a copy of it; of dictionaries, in any order."""
+    """Whether a container holds the same objects as a copy of it, in the same order."""
     if len(container) != len(content):
         return False
-    if isinstance(container, dict):
-        return all(key in content and _is_one(x, content[key]) for key, x in container.items())
+    if isinstance(container, dict | Attributes):
+        pairs = zip(container.items(), content.items(), strict=True)
+        return all(_is_one(k, key) and _is_one(x, old) for (k, x), (key, old) in pairs)
     if isinstance(container, set):
         return container == content
     return all(map(operator.is_, container, content))
+
+
+def _changed_key(container: Any, content: Any) -> Any:
+    """Return a key whose value differs in a copy from before; 0 in anything but a dictionary."""
+    if not isinstance(content, dict):
+        return 0
+    unset = object()
+    keys = dict.fromkeys((*content, *container))
+    pairs = ((key, container.get(key, unset), content.get(key, unset)) for key in keys)
+    return next((key for key, now, then in pairs if not _is_one(now, then)), 0)
 
 
 def _is_one(value: Any, old: Any) -> bool:
     return value is old or _is_same(value, old)
 
 
+def _is_plain(value: Any) -> bool:
+    return node_of(value) is not None or isinstance(value, PLAIN)
+
+
 def _is_traced(value: Any, depth: int = 0) -> bool:
     if isinstance(value, FakeTensor) or node_of(value) is not None:
         return True
-    is_entered = isinstance(value, (tuple, *_CONTAINERS)) and depth <= _MAX_DEPTH
+    is_entered = isinstance(value, (tuple, Attributes, *_CONTAINERS)) and depth <= _MAX_DEPTH
     return is_entered and any(_is_traced(each, depth + 1) for each in _items(value))
 
 

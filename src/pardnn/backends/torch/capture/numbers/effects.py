@@ -302,7 +302,7 @@ def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
 
 
 #: Numbers by the calls that make their values.
-_COMPARED_ELSEWHERE = {"set", "rebind", "assign", "trainable", "order", "no_nan"}
+_COMPARED_ELSEWHERE = {"set", "rebind", "left", "assign", "trainable", "order", "no_nan"}
 #: What a step does, by the effect that it notes.
 _TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
          "tell": "it writes", "schedule": "it schedules"}  # fmt: skip

@@ -30,7 +30,7 @@ from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
 from pardnn.backends.torch.user_step.guards.content import generator_state
 from pardnn.backends.torch.user_step.guards.held_content import content_of, has_content
-from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.object_graph import PLAIN, UNSEEN, ObjectGraph
 from pardnn.backends.torch.user_step.slots import Entry
 
 #: What is set for the whole process, apart from torch's modes.
@@ -57,7 +57,7 @@ def unseen_states(objects: ObjectGraph) -> list[tuple[Entry, Any]]:
     """
     arrays: list[Entry] = [each for each in objects.arrays if _is_small(each.value)][:_MAX_ARRAYS]
     found = (*objects.unseen, *arrays, *objects.tensors)
-    return [(entry, _state(entry.value)) for entry in found]
+    return [(entry, state_of(entry.value)) for entry in found]
 
 
 def check_unseen(states: list[tuple[Entry, Any]]) -> None:
@@ -71,10 +71,10 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
     """
     for entry, then in states:
         if isinstance(entry.value, torch.Tensor):
-            attributes = dict(_state(entry.value) ^ then)
+            attributes = dict(state_of(entry.value) ^ then)
             if attributes:
                 raise changed_state([f"{entry.name}.{each}" for each in attributes])
-        elif _state(entry.value) != then:
+        elif state_of(entry.value) != then:
             if has_content(entry.value):
                 raise changed_state([entry.name])
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
@@ -135,7 +135,14 @@ def _own_attributes() -> frozenset[str]:
         return frozenset(vars(torch.nn.Parameter(torch.empty(0))))
 
 
-def _state(value: Any) -> Any:
+def has_state(value: Any) -> bool:
+    """Whether a value has state that `state_of` returns, and no items or attributes for it."""
+    is_array = isinstance(value, np.ndarray)
+    return _is_small(value) if is_array else isinstance(value, UNSEEN) or has_content(value)
+
+
+def state_of(value: Any) -> Any:
+    """Return the state of a value that is in no slot, to be compared."""
     if isinstance(value, torch.Tensor):
         held = vars(value)
         given = (key for key in held.keys() - _own_attributes() if key[:7] != "_pardnn")

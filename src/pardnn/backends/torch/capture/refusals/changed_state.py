@@ -86,9 +86,10 @@ def changed_class(kind: str, key: str, where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step changes {key!r} of the class {kind!r}{at(where)}, which all its objects share.\n"
-        "Of a class, numbers are followed that it has before the first step, and lists and\n"
-        "dictionaries that the step only fills: append, extend, history[name] = x. Keep anything\n"
-        f"else in an object that was made before the step, meter = Meter(), as meter.{key}.",
+        "Of a class, numbers, flags and texts are followed that it has before the first step, and\n"
+        "lists and dictionaries that the step only fills: append, extend, history[name] = x. Keep\n"
+        "anything else in an object that was made before the step, meter = Meter(), as\n"
+        f"meter.{key}.",
         "E804",
         changed=[f"{kind}.{key}"],
     )

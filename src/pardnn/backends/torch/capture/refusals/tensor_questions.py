@@ -39,6 +39,9 @@ _PROPERTIES = ("_base", "_version")
 #: The same questions as functions of torch, by their names there.
 _FUNCTIONS = ("is_conj", "is_inference", "is_neg")
 
+#: What gives other libraries the memory of a tensor, where placeholders have none.
+_EXPORTS = ((torch.Tensor, "__dlpack__"), (torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack"))
+
 
 @contextlib.contextmanager
 def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType]) -> Iterator[None]:
@@ -63,7 +66,19 @@ def questions_refused(tracer: Tracer, functions: Collection[types.FunctionType])
         for name in named.intersection(_PROPERTIES):
             new = property(_asked(tracer, name, getattr(torch.Tensor, name).__get__))
             stack.enter_context(mock.patch.object(FakeTensor, name, new, create=True))
+        for owner, name in _EXPORTS:
+            new = _exported(tracer, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield
+
+
+def _exported(tracer: Tracer, real: Callable[..., Any]) -> Callable[..., Any]:
+    def export(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, FakeTensor):
+            raise unsupported.data_dependent_branch(tracer.locator.line(), "data")
+        return real(tensor, *args, **kwargs)
+
+    return export
 
 
 def _places_of(
