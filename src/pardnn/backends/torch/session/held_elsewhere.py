@@ -25,6 +25,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.rebound import KeptData
 from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.shards import shard_held
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.plan.state_layout import shard_of
 
@@ -55,8 +56,10 @@ class Replaced:
         self._known: list[Any] = [None] * len(self._sources)
 
     def _is_plain(self, tensor: Any) -> bool:
-        is_plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
-        return is_plain and not self._state.shares_storage(tensor)
+        is_own = type(tensor) is torch.Tensor or shard_held(tensor) is not None
+        is_plain = is_own and not isinstance(tensor, torch.nn.Parameter)
+        is_strided = is_plain and tensor.layout == torch.strided
+        return is_strided and not self._state.shares_storage(tensor)
 
     def spare(self, guards: Iterable[Guards | None]) -> bool:
         """Leave tensors to others who hold them; return whether there were any.

@@ -14,7 +14,7 @@ Complexity: O(state) where nothing but tensors has changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -29,8 +29,14 @@ from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change, differ
 from pardnn.backends.torch.user_step.held_numbers import is_zero, place
-from pardnn.backends.torch.user_step.object_graph import attributes_of
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.object_graph import attributes_of, walk_objects
+from pardnn.backends.torch.user_step.shards import made_of_a_shard, shard_held
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    batch_indices,
+    held_gradients,
+    sources_of,
+)
 from pardnn.graph.ir import Tensor
 
 
@@ -107,6 +113,24 @@ class NewTensors:
             return is_own and _geometry(held.tensor) == _geometry(output)
         is_here = old.device == new.device and _is_everywhere(source, new)
         return is_here and _could_be(new, output)
+
+
+def check_shards(state: LiveState, step: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Check that no tensor made from a shard takes the place of a whole one.
+
+    Args:
+        state: What the ranks hold.
+        step: The user's step.
+        args: Its arguments.
+
+    Raises:
+        MismatchError: E529, naming the first one.
+    """
+    found = sources_of(walk_objects(step, list(args)), batch_indices(args))
+    for source in (*found, *held_gradients(found)):
+        tensor = source.get()
+        if (of := shard_held(tensor)) is not None and state.held(tensor) is None:
+            raise made_of_a_shard(source.name, of)
 
 
 def _pairs(then: Any, now: Any) -> Iterator[tuple[Any, Any]]:

@@ -121,8 +121,8 @@ def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         MismatchError: E529, if it writes to one, or into another tensor what one holds.
     """
     given = (*args, *kwargs.values())
-    absent = [each for each in _flat(given) if isinstance(each, _Absent)]
-    written = _written(func, given, kwargs.get("out"))
+    absent = [each for each in flat(given) if isinstance(each, _Absent)]
+    written = written_by(func, given, kwargs.get("out"))
     _check_reads(func, absent, written)
     name = getattr(func, "__name__", "")
     with torch._C.DisableTorchFunctionSubclass():
@@ -177,12 +177,13 @@ def _check_reads(
         raise _error(f"{name}() puts into another tensor", read[0], _READ)
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and those in lists and tuples among them."""
     for value in values:
-        yield from _flat(value) if isinstance(value, list | tuple) else (value,)
+        yield from flat(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[Any]:
+def written_by(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[Any]:
     """Return what a function writes to: `out`, or its first argument.
 
     Args:
@@ -191,13 +192,13 @@ def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[A
         out: The output of this name; None without.
     """
     if out is not None:
-        return list(_flat([out]))
+        return list(flat([out]))
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         is_write = name == "__setitem__" or (name[:3] == "__i" and name not in _NO_ASSIGNMENTS)
     else:
         is_write = name.endswith("_") and name not in _NO_WRITES
-    return list(_flat(given[:1])) if is_write else []
+    return list(flat(given[:1])) if is_write else []
 
 
 def _filled(func: Callable[..., Any], given: Any) -> Any:
@@ -212,7 +213,7 @@ def _filled(func: Callable[..., Any], given: Any) -> Any:
 def _follow(absent: Sequence[Any], result: Any) -> None:
     """Mark views among the results as absent, and what has got other data as present."""
     storages = {each.untyped_storage()._cdata for each in absent}
-    for each in _flat([result]):
+    for each in flat([result]):
         if type(each) in _CLASSES and each.untyped_storage()._cdata in storages:
             each.__class__ = _CLASSES[type(each)]
     for each in absent:
