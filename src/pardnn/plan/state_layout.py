@@ -43,6 +43,18 @@ def places_of(shards: Iterable[Shard]) -> list[tuple[int, Box | None, bool]]:
     return [(shard.device, shard.box, shard.on_host) for shard in shards]
 
 
+def shard_at(shards: Iterable[Shard], device: int) -> Shard | None:
+    """Return the shard that a device holds; None without."""
+    return next((shard for shard in shards if shard.device == device), None)
+
+
+def covers(held: Shard | None, box: Box | None) -> bool:
+    """Whether what a device holds contains a box; None is the whole."""
+    if held is None or held.box is None or box is None:
+        return held is not None and held.box is None
+    return all(low <= a and b <= high for (low, high), (a, b) in zip(held.box, box, strict=True))
+
+
 class KeptShard(NamedTuple):
     """What one device holds of a tensor that the step returns, when its ops have run.
 

@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 
 from pardnn.backends.torch.devices import one_element
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.user_step.absent import mark_absent
+from pardnn.backends.torch.user_step.absent import is_absent, mark_absent
 from pardnn.errors import PardnnError
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.session.kept_data.test_rebound import (
@@ -27,8 +27,10 @@ from tests.backends.torch.session.kept_data.test_rebound import (
 )
 
 
-def absent(kind: type = nn.Parameter, dtype: torch.dtype = torch.float32) -> Any:
-    tensor = one_element((4, 4), dtype, torch.device("cpu"))
+def absent(
+    kind: type = nn.Parameter, dtype: torch.dtype = torch.float32, shape: Sequence[int] = (4, 4)
+) -> Any:
+    tensor = one_element(shape, dtype, torch.device("cpu"))
     tensor = nn.Parameter(tensor) if kind is nn.Parameter else tensor
     mark_absent(tensor, "model.w")
     return tensor
@@ -53,7 +55,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "item": lambda p: p.__setitem__(0, 1.0),
     "out": lambda p: torch.exp(own(), out=p),
     "detached view": lambda p: p.detach().view(-1)[1:].add_(1),
-    "one element": lambda p: p[0, 0].mul_(2),
+    "two elements": lambda p: p[0, :2].mul_(2),
     "in a list": lambda p: p.unbind()[0].normal_(),
     "optimizer": stepped,
     "address": lambda p: p.data_ptr(),
@@ -93,6 +95,42 @@ def test_what_fills_leaves_it_as_it_was_and_fills_the_others() -> None:
         torch._foreach_zero_([other, p])
     assert p.isnan().all()
     assert not other.any()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_writes_to_a_single_element_leave_it_as_it_was(shape: tuple[int, ...]) -> None:
+    count, other = absent(torch.Tensor, shape=shape), torch.ones(shape)
+    with torch.no_grad():
+        assert count.mul_(0.5) is count
+        assert count.copy_(torch.ones(shape)) is count
+        count[...] = 3
+        count.data.add_(1)
+        count += 1
+        torch._foreach_add_([count, other], 1)
+        assert torch.exp(other, out=count) is count
+        with pytest.raises(RuntimeError, match="shape"):
+            count.add_(own())
+        with pytest.raises(PardnnError, match="'model.w'"):
+            other.add_(count)
+    assert is_absent(count)
+    assert count.isnan().all()
+    assert other.item() == 2
+    count.data = torch.full(shape, 7.0)
+    assert count.item() == 7
+    assert type(count.add_(1)) is torch.Tensor
+    assert count.item() == 8
+
+
+def test_numbers_for_a_single_element_are_drawn_as_where_it_is_held() -> None:
+    torch.manual_seed(0)
+    torch.ones(1).normal_()
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    p = absent()
+    with torch.no_grad():
+        p[0, 0].normal_()
+    assert torch.equal(torch.rand(3), expected)
+    assert p.isnan().all()
 
 
 def test_it_is_read_described_and_replaced_as_any_other() -> None:
@@ -191,3 +229,39 @@ def test_what_was_whole_for_a_while_is_absent_again() -> None:
     assert is_whole
     assert first > 0
     assert first + second == len(list(made()[1].parameters()))
+
+
+def recounted(model: Any, optimizer: Any) -> None:
+    model[1].num_batches_tracked.fill_(7)
+    for state in optimizer.state.values():
+        state["step"].fill_(3)
+        state["step"].mul_(2)
+
+
+def counts(model: Any, optimizer: Any) -> list[float]:
+    steps = [state["step"].item() for state in optimizer.state.values()]
+    return [model[1].num_batches_tracked.item(), *steps]
+
+
+def with_adam(model: Any) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def test_counts_that_another_rank_holds_are_never_out_of_date() -> None:
+    changes = [nothing, recounted, nothing]
+
+    def body(rank: int, path: str) -> Any:
+        step, model, _ = made()
+        objects = model, with_adam(model)
+        if not path:
+            return trained(changes, objects, lambda x: step(*objects, x)), counts(*objects)
+        connect(rank, 2, path, 20).close()
+        fast = parallelize(step, *objects, rows(4, 6), decide=scattered, device="cpu")
+        return trained(changes, objects, fast), counts(*objects)
+
+    ((losses, numbers),) = (each.value for each in run_ranks(1, lambda rank, _: body(rank, "")))
+    found = [outcome.value for outcome in run_ranks(2, body)]
+    assert [each[0] for each in found] == [losses] * 2
+    for expected, *held in zip(numbers, *(each[1] for each in found), strict=True):
+        held.remove(expected)
+        assert held[0] in (0, expected) or held[0] != held[0]

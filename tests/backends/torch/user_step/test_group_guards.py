@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -99,3 +100,63 @@ def test_numbers_of_the_user_in_optimizer_state_are_followed(kind: Any, where: s
             count(args[1].state, args[0].weight)
 
     assert assert_leaves_as_eager(make, 7, lambda i: {3: i}, between) > 1
+
+
+def call(value: Any, loss: torch.Tensor) -> torch.Tensor:
+    return value(loss)
+
+
+def first(value: Any, loss: torch.Tensor) -> torch.Tensor:
+    return loss * float(value[0])
+
+
+HELD: dict[str, tuple[Any, Any, Callable[..., Any]]] = {
+    "function": (torch.tanh, torch.sigmoid, call),
+    "lambda": (lambda x: x * 3, lambda x: x * 4, call),
+    "module": (nn.Tanh(), nn.Sigmoid(), call),
+    "class": (nn.Tanh, nn.Sigmoid, lambda value, loss: value()(loss)),
+    "tuple of functions": ((torch.tanh,), (torch.sigmoid,), lambda value, x: value[0](x)),
+    "list": ([1.0], [3.0], first),
+    "array": (np.array([1.0]), np.array([3.0]), first),
+    "dictionary": ({0: 1.0}, {0: 3.0}, first),
+    "dtype": (torch.float32, torch.float64, lambda value, x: x * value.itemsize),
+    "none": (None, [3.0], lambda value, x: x if value is None else first(value, x)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_whatever_else_a_group_holds_is_noticed_when_it_changes(name: str) -> None:
+    before, after, use = HELD[name]
+
+    def make() -> Any:
+        _, (model, optimizer, x) = made(shared=True)
+        optimizer.param_groups[0]["own"] = before
+
+        def own_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = use(optimizer.param_groups[0]["own"], model(x).square().mean())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return own_step, (model, optimizer, x), (model, optimizer.state)
+
+    def between(i: int, args: Any) -> None:
+        if i == 2:
+            args[1].param_groups[0]["own"] = after
+
+    assert assert_leaves_as_eager(make, between=between) == 2
+
+
+def test_items_of_a_list_of_settings_are_noticed() -> None:
+    def make() -> Any:
+        step, args = made(shared=True)
+        for group in args[1].param_groups:
+            group["betas"] = [0.9, 0.99]
+        return step, args, args
+
+    def between(i: int, args: Any) -> None:
+        if i == 2:
+            args[1].param_groups[0]["betas"][0] = 0.5
+
+    assert assert_leaves_as_eager(make, between=between) == 2

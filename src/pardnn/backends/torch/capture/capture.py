@@ -360,7 +360,8 @@ class _Session:
         if self.must_train and first is not None:
             check_trains(trace)
         trace.choices.check([loss])
-        calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
+        held, trains = chosen.held, self.has_loss
+        calls = ordered_live_calls(trace, loss, outputs, irregular, held, sharing, trains=trains)
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules) | tensor_notes(trace, first)
         taken |= {"effects": named_result(told)} if (told := trace.effects.noted) else {}

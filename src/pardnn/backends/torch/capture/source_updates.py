@@ -8,7 +8,7 @@ in its own tensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -308,7 +308,7 @@ def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
 
 def ordered_live_calls(
     trace: StepTrace, loss: Value | None, updated: list[Call], irregular: dict[str, str],
-    held: Collection[str],
+    held: Collection[str], sharing: Mapping[str, Sequence[str]], *, trains: bool,
 ) -> list[Call]:  # fmt: skip
     """Return the live calls, ordered and named, sources first.
 
@@ -318,6 +318,9 @@ def ordered_live_calls(
         updated: Calls that outlive the step.
         irregular: Why states have no first value, by name.
         held: Names of numbers that objects hold.
+        sharing: Sources that share a storage with others, by name.
+        trains: Whether it is a training step; an evaluation leaves alone what it does not read,
+            except for parameters and states of optimizers.
 
     Raises:
         UnsupportedError: E806, if the graph reads a state without a first value.
@@ -330,13 +333,17 @@ def ordered_live_calls(
             value.call.arguments["guard"] = guard
             guarded.append(value.call)
     made_way = {n for n, s in trace.sources.items() if _is_left(trace, n, s.get())}
-    left_out = _templates(trace) | made_way
+    # What holds the batch, and is not read, is the user's: nothing is kept of it.
+    inputs = {n for n, s in trace.sources.items() if s.kind == "input" and not is_in_group(n)}
+    shared = (n for n, others in sharing.items() if not inputs.isdisjoint(others))
+    of_batch = {n for n in shared if n in trace.sources and trace.sources[n].kind == "buffer"}
+    left_out = _templates(trace) | made_way | of_batch
+    kept = ("buffer", "state") if trains else ("state",)
     always = [
         trace.values[n].call
         for n, s in trace.sources.items()
         if n not in left_out
-        if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
-        and is_registered(s))
+        if s.kind == "parameter" or (s.kind in kept and n not in irregular and is_registered(s))
     ]  # fmt: skip
     outputs = [*updated, *guarded, *always, *([] if loss is None else [loss.call])]
     calls = live_calls(trace.tracer.calls, outputs)

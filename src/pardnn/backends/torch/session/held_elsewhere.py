@@ -29,6 +29,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.rebound import KeptData
 from pardnn.backends.torch.user_step.guards.guards import Guards
+from pardnn.backends.torch.user_step.shards import shard_held
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
@@ -65,7 +66,10 @@ class Replaced:
 
     def _is_plain(self, source: Source) -> bool:
         tensor, kinds = source.get(), (torch.Tensor, torch.nn.Parameter)
-        is_plain = type(tensor) in kinds[: 1 + (source.name in self._moved)]
+        kinds = kinds[: 1 + (source.name in self._moved)]
+        is_plain = type(tensor) in kinds
+        if not is_plain and shard_held(tensor) is not None:
+            is_plain = len(kinds) > 1 or not isinstance(tensor, torch.nn.Parameter)
         is_plain = is_plain and tensor.layout == torch.strided
         return is_plain and not self._state.shares_storage(tensor)
 

@@ -35,13 +35,14 @@ from pardnn.backends.torch.session.left_gradients import LeftGradients
 from pardnn.backends.torch.session.reset_gradients import ResetGradients
 from pardnn.backends.torch.user_step.absent import mark_absent
 from pardnn.backends.torch.user_step.access import SpreadObjects
+from pardnn.backends.torch.user_step.shards import ShardOf, mark_shard
 from pardnn.backends.torch.user_step.sources import Source, WholeTensor
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import Box
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import Held, StateInPlace
-from pardnn.plan.state_layout import Shard, places_of
+from pardnn.plan.state_layout import Shard, covers, places_of, shard_at
 
 
 class Known(NamedTuple):
@@ -171,7 +172,15 @@ class LiveState:
     def exchange(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """Keep another tensor in the place of one; other steps take it at their next call."""
         self._known[new] = self._known.pop(old)
+        self.mark(new)
         self.version += 1
+
+    def mark(self, tensor: torch.Tensor) -> None:
+        """Let a tensor of the user's refuse what would be wrong on the shard that it is."""
+        name, held, _ = self._known[tensor]
+        shard = shard_at(held.shards, self._world.rank)
+        if shard is not None and shard.box is not None:
+            mark_shard(tensor, ShardOf(name, tuple(held.tensor.shape or ()), shard.box))
 
     @contextlib.contextmanager
     def released(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -231,7 +240,7 @@ class LiveState:
         sources, rank = binding.sources, self._world.rank
         storages = self._storages(sources[name].get() for name in program.state)
         outputs = {op.name: op.outputs[0] for op in program.sources.values()}
-        mine = {name: _at(shards, rank) for name, shards in program.state.items()}
+        mine = {name: shard_at(shards, rank) for name, shards in program.state.items()}
         # A state that starts as a copy of a parameter is new, although the parameter is kept below.
         before = {name: self.held(binding.first_tensor(name)) for name in program.state}
         new = [
@@ -290,19 +299,20 @@ class LiveState:
             self._num_storages += 1
             storage = -self._num_storages
         self._known[tensor] = Known(source.name, held, storage)
+        self.mark(tensor)
 
     def _again(
         self, live: torch.Tensor, held: Held, op: Op | None, shards: Sequence[Shard]
     ) -> tuple[torch.Tensor | None, bool]:
         """Return this rank's shard under another layout, and whether ranks had to exchange it."""
-        if all(_covers(_at(held.shards, shard.device), shard.box) for shard in shards):
-            whole, here = live, _at(held.shards, self._world.rank)
+        if all(covers(shard_at(held.shards, shard.device), shard.box) for shard in shards):
+            whole, here = live, shard_at(held.shards, self._world.rank)
             low, is_moved = None if here is None else here.box, False
         else:
-            mine = None if _at(held.shards, self._world.rank) is None else live
+            mine = None if shard_at(held.shards, self._world.rank) is None else live
             whole = gathered(self._world, held.tensor, held.shards, mine).to(live.device)
             low, is_moved = None, True
-        wanted = _at(shards, self._world.rank)
+        wanted = shard_at(shards, self._world.rank)
         if op is None or wanted is None:
             return None, is_moved
         if wanted.box is None:
@@ -358,23 +368,12 @@ def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:
 
 def _resident_bytes(program: Program, rank: int) -> int:
     """Return the bytes of the state that a rank keeps for a program."""
-    shards = (_at(each, rank) for each in program.state.values())
+    shards = (shard_at(each, rank) for each in program.state.values())
     return sum(_device_bytes(program, shard) for shard in shards if shard is not None)
 
 
 def _device_bytes(program: Program, shard: Shard) -> int:
     return 0 if shard.on_host else program.ops[shard.op].outputs[0].bytes
-
-
-def _at(shards: Sequence[Shard], device: int) -> Shard | None:
-    return next((shard for shard in shards if shard.device == device), None)
-
-
-def _covers(held: Shard | None, box: Box | None) -> bool:
-    """Whether what a device holds contains a box."""
-    if held is None or held.box is None or box is None:
-        return held is not None and held.box is None
-    return all(low <= a and b <= high for (low, high), (a, b) in zip(held.box, box, strict=True))
 
 
 def _within(box: Box, outer: Box | None) -> Box:

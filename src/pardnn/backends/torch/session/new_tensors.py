@@ -14,13 +14,14 @@ Complexity: O(state) where nothing but tensors has changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 
 from pardnn.backends.torch.comm.wire_format import has_strides
+from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor, memory_uses, strides_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.input_checks import Batch, kind_of
@@ -29,9 +30,17 @@ from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change, differ
 from pardnn.backends.torch.user_step.held_numbers import place
-from pardnn.backends.torch.user_step.object_graph import attributes_of
-from pardnn.backends.torch.user_step.sources import Source
-from pardnn.graph.ir import Tensor
+from pardnn.backends.torch.user_step.object_graph import attributes_of, walk_objects
+from pardnn.backends.torch.user_step.shards import made_of_a_shard, shard_held
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    batch_indices,
+    held_gradients,
+    sources_of,
+)
+from pardnn.errors import UnsupportedError, shown
+from pardnn.graph.ir import Graph, Tensor
+from pardnn.plan.state_layout import STATE_KINDS
 
 
 class NewTensors:
@@ -114,6 +123,47 @@ class NewTensors:
             return is_own and _geometry(held.tensor) == _geometry(output)
         is_here = old.device == new.device and _is_everywhere(source, new)
         return is_here and _could_be(new, output)
+
+
+def check_shards(state: LiveState, step: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Check that no tensor made from a shard takes the place of a whole one.
+
+    Args:
+        state: What the ranks hold.
+        step: The user's step.
+        args: Its arguments.
+
+    Raises:
+        MismatchError: E529, naming the first one.
+    """
+    found = sources_of(walk_objects(step, list(args)), batch_indices(args))
+    for source in (*found, *held_gradients(found)):
+        tensor = source.get()
+        if (of := shard_held(tensor)) is not None and state.held(tensor) is None:
+            raise made_of_a_shard(source.name, of)
+
+
+def check_batch(world: World, binding: Binding, graph: Graph) -> None:
+    """Check that no tensor of the batch is state, too, of which ranks keep their share.
+
+    Args:
+        world: This rank's connections.
+        binding: The binding of a graph, with its example batch.
+        graph: That graph.
+
+    Raises:
+        UnsupportedError: E801, naming the first one.
+    """
+    batch = {id(value): name for name, value in binding.example_values().items()}
+    names = (op.name for op in graph.ops if op.kind in STATE_KINDS)
+    for name in names if world.size > 1 else ():
+        if (given := batch.get(id(binding.sources[name].get()))) is not None:
+            raise UnsupportedError(
+                f"the step reads {shown(name)}, which is the tensor that is passed as "
+                f"{shown(given)}: of the one a rank keeps its share, of the other the whole.\n"
+                f"Read it only as an argument, or put a copy there ({given}.clone()).",
+                details={"tensor": name, "given": given},
+            )
 
 
 def _pairs(then: Any, now: Any) -> Iterator[tuple[Any, Any]]:

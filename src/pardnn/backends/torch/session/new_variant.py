@@ -41,6 +41,7 @@ from pardnn.backends.torch.session.carried import check_left
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.left_gradients import taken_gradients, used_tensors
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.new_tensors import check_batch, check_shards
 from pardnn.backends.torch.session.reset_gradients import GradientsOf, gradients_of
 from pardnn.backends.torch.session.same_changes import check_same_changes, telling_changes
 from pardnn.backends.torch.session.variants import Variant
@@ -160,18 +161,17 @@ class Maker:
         with telling_changes(world, "capturing again", changes):
             if not self._is_first:
                 check_same_changes(world, key, changes)
+                together(world, f"own{key}", lambda: check_shards(self._state, self._step, args))
             shared = self._shared(number, args, changes)
             binding = together(
                 world, f"bound{key}", lambda: Binding(self._step, args, shared.graph, world.device)
             )
+            check_batch(world, binding, shared.graph)
             executor = self._executors.get(mark := fingerprint(shared.graph))
-            if executor is None:
-                work = functools.partial(Program, shared.graph, shared.plan)
-                program = together(world, f"lowered{key}", work)
-            else:
-                program = executor.program
-            live = ((s.name, s.get()) for s in binding.sources.values() if s.kind != "input")
-            new = ((name, value) for name, value in live if self._state.held(value) is None)
+            program = None if executor is None else executor.program
+            program = program or together(world, f"lowered{key}", lambda: Program(*shared[:2]))
+            live = [(s.name, s.get()) for s in binding.sources.values() if s.kind != "input"]
+            new = [each for each in live if self._state.held(each[1]) is None]
             is_random = self._is_random or bool(random_ops(program.graph))
             check_same_state(world, new, is_random=is_random, key=key)
             if executor is None:
@@ -224,9 +224,8 @@ class Maker:
         header = json.loads(broadcast(world, f"capture {number}", text))
         if "error" in header:
             raise error_from(**header["error"])
-        graph = broadcast(
-            world, f"graph {number}", None if shared is None else graph_to_json(shared.graph)
-        )
+        text = None if shared is None else graph_to_json(shared.graph)
+        graph = broadcast(world, f"graph {number}", text)
         plan = broadcast(
             world, f"plan {number}", None if shared is None else plan_to_json(shared.plan)
         )

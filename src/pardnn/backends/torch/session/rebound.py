@@ -33,12 +33,14 @@ from pardnn.backends.torch.user_step.absent import is_absent
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.reached import unreached
+from pardnn.backends.torch.user_step.shards import shard_held
 from pardnn.backends.torch.user_step.sources import sources_of
 from pardnn.backends.torch.user_step.tensor_words import TensorWords
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.state_layout import shard_of
 
+_OTHER = "data of the shape of the shard that was not computed from the shard"
 _NAN = "NaN, which is how state of other ranks reads"
 
 
@@ -148,15 +150,20 @@ class KeptData:
         if tensor.dtype != old.dtype or tensor.device != old.device:
             return None
         value, (_, box) = tensor, shard_of(op, self._executor.program.sources)
-        if box is not None and tuple(tensor.shape) == held.tensor.shape != tuple(old.shape):
+        if box is not None and held.tensor.shape != tuple(old.shape) == tuple(tensor.shape):
+            if shard_held(tensor) is None:
+                raise self._error(of, _OTHER)
+        elif box is not None and tuple(tensor.shape) == held.tensor.shape != tuple(old.shape):
             value = box_copy(tensor, box, op.outputs[0].strides)
             self._binding.sources[of].set(value)
+            self._state.mark(tensor)
         strides = strides_of(op.outputs[0])
         if value.shape != old.shape or not has_strides(value, strides):
             return None
         if op.memory == "host":
             value = on_host(value, op, self._state.world.device)
             self._binding.sources[of].set(value)
+            self._state.mark(tensor)
         return value
 
     def _is_shared_out(self, tensor: torch.Tensor) -> bool:

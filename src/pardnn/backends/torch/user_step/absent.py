@@ -7,7 +7,9 @@ out others, after which the object reads as a number (`zero_`), or foreign memor
 Idea: the object gets a special class, whose `__torch_function__` makes the requested call and
 raises a clear error where torch cannot, and a storage that gives out no address to write to. Views
 have this class, too. Code that reads, computes a new tensor or replaces the data (`p.data = x`)
-works as usual, and so does code that fills, since there is nothing to fill here.
+works as usual, and so does code that fills, since there is nothing to fill here. What writes to a
+single element, such as a count of steps, writes to a copy that nobody sees: numbers are drawn and
+mistakes are raised as on the rank that holds it.
 
 Complexity: a few microseconds more for each function and getter of such a tensor; none for others.
 """
@@ -41,10 +43,10 @@ def mark_absent(tensor: Any, name: str) -> None:
 
     Args:
         tensor: A tensor of the user's objects. One of a class that is not torch's own stays as it
-            is, and so does a single number, which is complete.
+            is, and so does one without elements.
         name: The name of the tensor that other ranks keep.
     """
-    if type(tensor) in _CLASSES and tensor.numel() > 1:
+    if type(tensor) in _CLASSES and tensor.numel():
         _NAMES[tensor.untyped_storage()._cdata] = name
         torch._C._set_throw_on_mutable_data_ptr(tensor)
         tensor.__class__ = _CLASSES[type(tensor)]
@@ -119,8 +121,8 @@ def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         MismatchError: E529, if it writes to one, or into another tensor what one holds.
     """
     given = (*args, *kwargs.values())
-    absent = [each for each in _flat(given) if isinstance(each, _Absent)]
-    written = _written(func, given, kwargs.get("out"))
+    absent = [each for each in flat(given) if isinstance(each, _Absent)]
+    written = written_by(func, given, kwargs.get("out"))
     _check_reads(func, absent, written)
     name = getattr(func, "__name__", "")
     with torch._C.DisableTorchFunctionSubclass():
@@ -130,15 +132,29 @@ def _called(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
             return func(absent[0].detach(), *args[1:])
         if name in _ARRAYS:
             args = (_copy(absent[0]), *args[1:])
+        single = [x for x in written if isinstance(x, _Absent) and x.numel() == 1]
+        copies = {id(each): _copy(each) for each in single}
         try:
-            result = func(*args, **kwargs)
+            result = func(*_swapped(args, copies), **_swapped(kwargs, copies))
         except RuntimeError as error:
             if not any(words in str(error) for words in _REFUSALS):
                 raise
             target = next((each for each in written if isinstance(each, _Absent)), absent[0])
             raise _error(f"{name}() writes to", target, _WRITE) from None
+        result = _swapped(result, {id(copies[id(each)]): each for each in single})
         _follow(absent, result)
     return result
+
+
+def _swapped(values: Any, others: Mapping[int, Any]) -> Any:
+    """Return nested values with others in the place of some, by id."""
+    if not others:
+        return values
+    if type(values) in (list, tuple):
+        return type(values)(_swapped(each, others) for each in values)
+    if type(values) is dict:
+        return {key: _swapped(each, others) for key, each in values.items()}
+    return others.get(id(values), values)
 
 
 def _check_reads(
@@ -161,12 +177,13 @@ def _check_reads(
         raise _error(f"{name}() puts into another tensor", read[0], _READ)
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and those in lists and tuples among them."""
     for value in values:
-        yield from _flat(value) if isinstance(value, list | tuple) else (value,)
+        yield from flat(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[Any]:
+def written_by(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[Any]:
     """Return what a function writes to: `out`, or its first argument.
 
     Args:
@@ -175,13 +192,13 @@ def _written(func: Callable[..., Any], given: Sequence[Any], out: Any) -> list[A
         out: The output of this name; None without.
     """
     if out is not None:
-        return list(_flat([out]))
+        return list(flat([out]))
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         is_write = name == "__setitem__" or (name[:3] == "__i" and name not in _NO_ASSIGNMENTS)
     else:
         is_write = name.endswith("_") and name not in _NO_WRITES
-    return list(_flat(given[:1])) if is_write else []
+    return list(flat(given[:1])) if is_write else []
 
 
 def _filled(func: Callable[..., Any], given: Any) -> Any:
@@ -196,12 +213,22 @@ def _filled(func: Callable[..., Any], given: Any) -> Any:
 def _follow(absent: Sequence[Any], result: Any) -> None:
     """Mark views among the results as absent, and what has got other data as present."""
     storages = {each.untyped_storage()._cdata for each in absent}
-    for each in _flat([result]):
+    for each in flat([result]):
         if type(each) in _CLASSES and each.untyped_storage()._cdata in storages:
             each.__class__ = _CLASSES[type(each)]
     for each in absent:
-        if each.untyped_storage().nbytes() > each.element_size():
+        if _has_data(each):
             each.__class__ = each.present_class
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    if tensor.numel() != 1 or tensor.untyped_storage().nbytes() > tensor.element_size():
+        return tensor.untyped_storage().nbytes() > tensor.element_size()
+    try:  # 20 us, so only where the size of the storage does not tell
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 _WRITE = (

@@ -166,6 +166,11 @@ def is_library_frame(frame: types.FrameType) -> bool:
     return _is_library_code(frame.f_code, frame.f_globals)
 
 
+def is_own_frame(frame: types.FrameType) -> bool:
+    """Whether a frame's code belongs to pardnn itself."""
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def _is_library_code(code: types.CodeType, space: Mapping[str, Any]) -> bool:
     """Whether code is a library's; code that `exec` ran from text belongs to whose names it uses.
 

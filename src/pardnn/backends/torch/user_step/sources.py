@@ -23,6 +23,7 @@ from pardnn.backends.torch.user_step.held_numbers import (
     with_tensor_names,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, holds_state, walk_objects
+from pardnn.backends.torch.user_step.shards import mark_if_shard
 from pardnn.backends.torch.user_step.slots import Entry, Slot, set_gradient
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op, is_in_group
@@ -66,6 +67,7 @@ class Source:
         old = self.get()
         if _adopts(old, value):
             old.data = value
+            mark_if_shard(old)
             return
         if self.parameter is not None:
             set_gradient(self.parameter, value)
@@ -90,7 +92,7 @@ def _adopts(old: Any, value: Any) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
         return False
     if (present := getattr(type(old), "present_class", None)) is not None:
-        old.__class__ = present  # it gets data, see `absent`
+        old.__class__ = present  # it gets data, see `absent` and `shards`
     plain = type(old) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and old.dtype == value.dtype and old.device == value.device
 

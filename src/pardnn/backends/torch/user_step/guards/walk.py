@@ -273,6 +273,9 @@ class GuardWalk:
             name, held = f"{path}.param_groups.{i}.params", group["params"]
             self.guards.append(ItemGuard(name, held, range(len(held)), any_key))
             self.leaves += ((dotted(name, j), tensor) for j, tensor in enumerate(held))
+            others = {key for key, x in group.items() if key != "params" and not _is_setting(x)}
+            read = {key for key in others if key in own.get("defaults", ()) or key in self._used}
+            yield from self._container(f"{path}.param_groups.{i}", group, read.__contains__)
         defaults = own.get("defaults")
         if isinstance(defaults, dict) and "defaults" in self._used.of_users:
             plain = [key for key, value in defaults.items() if isinstance(value, (*VALUES, tuple))]
@@ -362,6 +365,13 @@ class GuardWalk:
         self.guards.append(ItemGuard("", namespace, kept, same=ones))
         yield from ((key, namespace[key]) for key in kept)
         yield from imported_modules(function)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value of a group is an input of the graph, or compared as one."""
+    if type(value) is tuple:
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, (int, float, torch.Tensor))
 
 
 def _parts(path: str, value: Any) -> Sequence[tuple[str, Any]] | None:
