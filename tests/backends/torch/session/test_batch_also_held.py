@@ -97,3 +97,40 @@ def test_a_step_that_reads_the_batch_as_state_is_refused() -> None:
         assert "'trainer.x', which is the tensor that is passed as 'x'" in text
         assert not is_lost
         assert loss == expected
+
+
+class Trainer:
+    """Keeps the batch and a tensor of its own, as a framework's loop does."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self.worst = torch.tensor(float("inf"))
+
+    def before_step(self) -> None:
+        """Be what an optimizer's hook belongs to."""
+
+
+def test_what_an_optimizer_only_leads_to_is_left_alone() -> None:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, model, optimizer = made()
+        trainer = Trainer()
+        optimizer.before_step = trainer.before_step
+        fast, found = None, []
+        for number in range(3):
+            trainer.batch = (x := rows(4, 6) + number,)
+            trainer.worst = torch.tensor(float(number))
+            fast = fast or parallelize(step, model, optimizer, x, decide=placed, device="cpu")
+            found.append(fast(x).item())
+            assert torch.equal(trainer.batch[0], rows(4, 6) + number)
+            assert trainer.worst.item() == number
+        return found
+
+    def eager(_rank: int, _path: str) -> list[float]:
+        step, *objects = made()
+        return [step(*objects, rows(4, 6) + number).item() for number in range(3)]
+
+    outcomes = run_ranks(2, body)
+    assert [outcome.error for outcome in outcomes] == [{}, {}]
+    expected = run_ranks(1, eager)[0].value
+    assert [outcome.value for outcome in outcomes] == [expected, expected]

@@ -336,7 +336,7 @@ def ordered_live_calls(
     # What holds the batch, and is not read, is the user's: nothing is kept of it.
     inputs = {n for n, s in trace.sources.items() if s.kind == "input" and not is_in_group(n)}
     shared = (n for n, others in sharing.items() if not inputs.isdisjoint(others))
-    of_batch = {n for n in shared if n in trace.sources and trace.sources[n].kind == "buffer"}
+    of_batch = {n for n in shared if n in trace.sources and trace.sources[n].kind != "parameter"}
     left_out = _templates(trace) | made_way | of_batch
     kept = ("buffer", "state") if trains else ("state",)
     always = [

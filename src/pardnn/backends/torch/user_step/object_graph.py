@@ -338,8 +338,10 @@ def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         objects.stateful.append(entry)
         owner = value if isinstance(value, torch.optim.Optimizer) else entry.owner
         entry = entry._replace(owner=owner, numeric=False)
-    elif not is_dataclass(value):
-        entry = entry._replace(numeric=False)
+    else:
+        # What an optimizer only leads to, such as a trainer by a hook, is no state of its own.
+        owner = None if isinstance(entry.owner, torch.optim.Optimizer) else entry.owner
+        entry = entry._replace(owner=owner, numeric=entry.numeric and is_dataclass(value))
     for key, item in attributes.items():
         settings = key == "param_groups" and entry.owner is value
         numeric = entry.numeric or settings

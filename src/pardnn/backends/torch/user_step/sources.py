@@ -204,7 +204,7 @@ def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]
         groups.setdefault(id(entry.value), []).append(entry)
     for group in groups.values():
         passed = [entry for entry in group if entry.argument in batch]
-        if passed and _kind(group, batch) in ("input", "buffer"):
+        if passed and _kind(group, batch) != "parameter":
             yield from _given_as_one(passed)
             group = [entry for entry in group if entry.argument not in batch]
         if group:
