@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.user_step.absent import absent_as, is_absent
 from pardnn.backends.torch.user_step.guards.item import Change
 from pardnn.backends.torch.user_step.slots import Entry
 from pardnn.errors import MismatchError, shown
@@ -230,10 +231,17 @@ class BatchTensors:
         self._kinds = {name: x for name, x in self._kinds.items() if name not in self._own}
 
     def changes(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[Change]:
-        """Yield what differs in the tensors of another batch."""
+        """Yield what differs in the tensors of another batch.
+
+        Raises:
+            MismatchError: E529, if one is state that other ranks hold.
+        """
         read = {n: x for n, x in tensors.items() if n not in self._own} if self._own else tensors
         given = {name: _glance_at(value) for name, value in read.items()}
         if given != self._glance:
+            for name, value in read.items():
+                if is_absent(value) and not self._ignores(name):
+                    raise absent_as(name, value)
             kinds = {name: kind_of(value) for name, value in read.items()}
             if kinds == self._kinds:
                 self._glance = given

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.wire_format import has_strides
-from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor, memory_uses, strides_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.input_checks import Batch, kind_of
@@ -38,9 +37,7 @@ from pardnn.backends.torch.user_step.sources import (
     held_gradients,
     sources_of,
 )
-from pardnn.errors import UnsupportedError, shown
-from pardnn.graph.ir import Graph, Tensor
-from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.graph.ir import Tensor
 
 
 class NewTensors:
@@ -141,29 +138,6 @@ def check_shards(state: LiveState, step: Callable[..., Any], args: Sequence[Any]
         tensor = source.get()
         if (of := shard_held(tensor)) is not None and state.held(tensor) is None:
             raise made_of_a_shard(source.name, of)
-
-
-def check_batch(world: World, binding: Binding, graph: Graph) -> None:
-    """Check that no tensor of the batch is state, too, of which ranks keep their share.
-
-    Args:
-        world: This rank's connections.
-        binding: The binding of a graph, with its example batch.
-        graph: That graph.
-
-    Raises:
-        UnsupportedError: E801, naming the first one.
-    """
-    batch = {id(value): name for name, value in binding.example_values().items()}
-    names = (op.name for op in graph.ops if op.kind in STATE_KINDS)
-    for name in names if world.size > 1 else ():
-        if (given := batch.get(id(binding.sources[name].get()))) is not None:
-            raise UnsupportedError(
-                f"the step reads {shown(name)}, which is the tensor that is passed as "
-                f"{shown(given)}: of the one a rank keeps its share, of the other the whole.\n"
-                f"Read it only as an argument, or put a copy there ({given}.clone()).",
-                details={"tensor": name, "given": given},
-            )
 
 
 def _pairs(then: Any, now: Any) -> Iterator[tuple[Any, Any]]:

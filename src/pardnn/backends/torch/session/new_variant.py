@@ -41,7 +41,7 @@ from pardnn.backends.torch.session.carried import check_left
 from pardnn.backends.torch.session.constants import Constants
 from pardnn.backends.torch.session.left_gradients import taken_gradients, used_tensors
 from pardnn.backends.torch.session.live_state import LiveState
-from pardnn.backends.torch.session.new_tensors import check_batch, check_shards
+from pardnn.backends.torch.session.new_tensors import check_shards
 from pardnn.backends.torch.session.reset_gradients import GradientsOf, gradients_of
 from pardnn.backends.torch.session.same_changes import check_same_changes, telling_changes
 from pardnn.backends.torch.session.variants import Variant
@@ -166,7 +166,6 @@ class Maker:
             binding = together(
                 world, f"bound{key}", lambda: Binding(self._step, args, shared.graph, world.device)
             )
-            check_batch(world, binding, shared.graph)
             executor = self._executors.get(mark := fingerprint(shared.graph))
             program = None if executor is None else executor.program
             program = program or together(world, f"lowered{key}", lambda: Program(*shared[:2]))

@@ -242,6 +242,20 @@ _READ = (
 )
 
 
+def absent_as(given: str, tensor: Any) -> MismatchError:
+    """Return the error for a tensor that other ranks hold and that is an argument of a step.
+
+    Args:
+        given: Name of the argument.
+        tensor: The tensor, for which `is_absent` holds.
+    """
+    instead = (
+        f"It became state since the step also reads it from an object. Pass a tensor of its own: "
+        f"a copy ({given}.clone()), made before the step is parallelized."
+    )
+    return _error(f"argument {shown(given)} is", tensor, instead)
+
+
 def _error(what: str, tensor: torch.Tensor, instead: str) -> MismatchError:
     with torch._C.DisableTorchFunctionSubclass():
         name = _NAMES.get(tensor.untyped_storage()._cdata, "a tensor")
