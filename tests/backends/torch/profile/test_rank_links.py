@@ -16,7 +16,7 @@ import torch
 import pardnn
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import MessageSpec
-from pardnn.backends.torch.profile import rank_links
+from pardnn.backends.torch.profile import ping_pong, rank_links
 from pardnn.backends.torch.profile.ping_pong import Messages
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster, tournament
 from pardnn.backends.torch.profile.rank_sharing import doubled, filled
@@ -224,3 +224,19 @@ def test_ranks_with_fewer_cores_than_they_are_find_out(tmp_path: Path) -> None:
     again, known, *_ = measured((0, 0, 0), tmp_path)[0]
     assert (pairs, known) == (1, 0)
     assert again["sharing"] == row["sharing"]
+
+
+def test_overhead_is_what_rounds_with_messages_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def lot(_end: Any, lot: Any) -> list[float]:
+        asked.append(lot)
+        message = 1e-4 + lot.size * 1e-9 if lot.size else 0.0
+        return [1e-3 * lot.work + 2 * message] * lot.count
+
+    monkeypatch.setattr(ping_pong, "_lot", lot)
+    end: Any = None
+    found = ping_pong._overhead(end, {64: 1e-3, 4096: 2e-3, 65536: 4.5e-3, 1 << 20: 0.02})
+    assert found == pytest.approx({64: 1e-4 + 64e-9, 65536: 1e-4 + 65536e-9})
+    assert {lot.work for lot in asked[1:]} == {9}  # as long as two of the longest
+    assert ping_pong._overhead(end, {64: 1e-3, 65536: 0.02}) == {}  # the link is what takes time
