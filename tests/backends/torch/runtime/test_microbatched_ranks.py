@@ -70,9 +70,10 @@ def trained(
         losses = [loss_of(fast(*batch)).item() for _ in range(STEPS)]
         random, peak = int(torch.get_rng_state().sum()), fast.peak_bytes
         fast.sync_model()
-        held = {f"model.{k}": v.tolist() for k, v in args[0].named_parameters()}
+        whole = args[0].named_parameters() if rank == 0 else ()
+        held = {f"model.{k}": v.tolist() for k, v in whole}
         fast.close()
-        return [losses, held if rank == 0 else {}, random, peak]
+        return [losses, held, random, peak]
 
     outcomes = run_ranks(size, body)
     for outcome in outcomes:
