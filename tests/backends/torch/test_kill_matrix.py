@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.backends.torch.kill_matrix import (
     TIMEOUT_S,
     Cell,
@@ -30,6 +32,7 @@ def row(seen: Seen) -> str:
     )
 
 
+@pytest.mark.long
 def test_the_others_end_in_time_and_name_the_rank_and_the_last_step_loads(tmp_path: Path) -> None:
     first_checkpoint(tmp_path / "run")
     found = []

@@ -199,6 +199,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 def test_a_script_under_torchrun_follows_its_schedule(tmp_path: Path) -> None:
     graph = graph_of("training")
     plan = random_plan(graph, 2, seed=3)

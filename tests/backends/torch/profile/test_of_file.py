@@ -23,6 +23,7 @@ from pardnn.graph.ir import Graph
 from pardnn.planner.costs import costs_for, described_kinds
 from tests.backends.torch import models
 from tests.cost.helpers import call, mm_graph, source, tensor
+from tests.long_cases import long_but
 
 
 def one_call(kind: str, args: list[object], *shape: int) -> Graph:
@@ -100,7 +101,7 @@ def test_a_child_measures_what_may_run_and_estimates_the_rest(
     assert [kind for _, kind, _ in stats.estimated] == ["aten.new_ones.default"]
 
 
-@pytest.mark.parametrize("pages", [None, "1"])
+@pytest.mark.parametrize("pages", long_but([None], [None, "1"]))
 def test_a_child_keeps_what_is_known_of_this_process_s_pages(
     pages: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 import pardnn
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import MessageSpec
-from pardnn.backends.torch.profile import ping_pong, rank_links
+from pardnn.backends.torch.profile import ping_pong, rank_links, rank_sharing
 from pardnn.backends.torch.profile.ping_pong import Messages
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster, tournament
 from pardnn.backends.torch.profile.rank_sharing import doubled, filled
@@ -213,17 +213,31 @@ def test_how_much_slower_some_ranks_compute_follows_from_a_few_measurements() ->
     assert filled([1, 2, 3], [1.0, 1.3, 1.2]) == (1.0, 1.3, 1.3)
 
 
-def test_ranks_with_fewer_cores_than_they_are_find_out(tmp_path: Path) -> None:
-    core = {min(os.sched_getaffinity(0))}
-    row, pairs, *_ = measured((0, 0, 0), tmp_path, cores=core)[0]
-    slowdown = row["sharing"]["slowdown"]
-    assert slowdown[0] == 1.0
-    assert 1.2 < slowdown[1] < 20  # by themselves two take twice as long, and three 3 times
-    assert slowdown[1] <= slowdown[2] < 20
-    assert 0 <= row["sharing"]["overhead"]["latency"] < 0.1
+def test_ranks_work_one_two_and_so_on_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([1.0, 1.2, 2.5, 2.0, 3.0, 3.3])  # by windows, of which the fastest count
+    monkeypatch.setattr(rank_sharing, "_mean_seconds", lambda _: next(seconds))
+    row, *_ = measured((0, 0, 0), tmp_path)[0]
+    # Rank 1 begins where two work, and rank 2 where three do; the mean of those at work counts.
+    two = (2.0 + 1.2) / 2
+    three = (3.0 + 2.5 + 1.0) / 3
+    assert row["sharing"]["slowdown"] == [1.0, two, pytest.approx(three, abs=0.005)]
+
+
+def test_ranks_on_one_core_find_out(tmp_path: Path) -> None:
+    row, pairs, *_ = measured((0, 0, 0), tmp_path, cores={min(os.sched_getaffinity(0))})[0]
+    first, *others = row["sharing"]["slowdown"]
+    assert first == 1.0
+    assert others == sorted(others)
+    assert others[-1] > 1.0  # by themselves three take 3 times as long
     again, known, *_ = measured((0, 0, 0), tmp_path)[0]
     assert (pairs, known) == (1, 0)
     assert again["sharing"] == row["sharing"]
+
+
+def test_the_work_of_a_window_is_timed() -> None:
+    assert 0.005 <= rank_sharing._mean_seconds(lambda: time.sleep(0.005)) < 0.1
 
 
 def test_overhead_is_what_rounds_with_messages_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:

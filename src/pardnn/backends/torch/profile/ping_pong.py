@@ -31,8 +31,8 @@ _ALWAYS = 64 << 10
 MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
 _ORDER_BYTES = 24
-#: Rounds of work with and without messages, and seconds of the longest message in them.
-_ROUNDS, _BUSY_S = 8, 0.005
+#: Rounds of work with and without messages, turns of both, seconds of the longest message in them.
+_ROUNDS, _TURNS, _BUSY_S = 3, 5, 0.005
 #: What is done, in errors about a lost or missing rank.
 _WHAT, _OP = "a message to measure", "measuring links"
 
@@ -142,10 +142,14 @@ def _overhead(end: End, seconds: dict[int, float]) -> dict[int, float]:
         return {}
     unit = _lot(end, _Lot(0, 1, 1))[0]
     work = max(1, math.ceil(2 * seconds[sizes[-1]] / unit))
-    alone = low(_lot(end, _Lot(0, _ROUNDS, work)))
+    taken: dict[int, list[float]] = {0: [], sizes[0]: [], sizes[-1]: []}
+    for _ in range(_TURNS):  # in turns, as a machine is faster at one time than at another
+        for size, rounds in taken.items():
+            rounds += _lot(end, _Lot(size, _ROUNDS, work))
+    alone, *with_messages = map(statistics.median, taken.values())
     return {
-        size: max(0.0, low(_lot(end, _Lot(size, _ROUNDS, work))) - alone) / 2
-        for size in (sizes[0], sizes[-1])
+        size: max(0.0, each - alone) / 2
+        for size, each in zip((sizes[0], sizes[-1]), with_messages, strict=True)
     }
 
 

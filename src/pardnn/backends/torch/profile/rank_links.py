@@ -97,10 +97,11 @@ def _measured(world: World, *, every: bool) -> _Found:
     share = ROUND_S if every else min(ROUND_S, BUDGET_S / max(1, len(rounds)))
     mine, crossing = list[Any](), [world.nodes[a] != world.nodes[b] for (a, b), *_ in rounds]
     for number, pairs in enumerate(rounds):
-        # What messages take of their ends depends on the transport alone.
+        # What messages take of their ends depends on the transport alone. One pair measures it:
+        # more ranks than cores would wait for each other.
         is_new = crossing[number] not in crossing[:number]
         mine += [
-            [*pair, _messages(world, pair, share, overhead=is_new)]
+            [*pair, _messages(world, pair, share, overhead=is_new and pair == pairs[0])]
             for pair in pairs
             if world.rank in pair
         ]
@@ -170,7 +171,9 @@ def _messages(world: World, pair: Pair, share_s: float, *, overhead: bool) -> Me
 
 
 def _by_size(rows: Sequence[Mapping[str, float]]) -> Messages:
-    return Messages(*({int(size): each for size, each in row.items()} for row in rows))
+    """Return messages as they were measured, in order of their bytes: a fit depends on it."""
+    by_size = ({int(size): each for size, each in row.items()} for row in rows)
+    return Messages(*(dict(sorted(row.items())) for row in by_size))
 
 
 def _rate(seconds: Mapping[int, float]) -> Rate:
