@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from pardnn.cluster import Cluster, Rate
+from pardnn.cluster import Cluster, Rate, Sharing
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import first_uses, simulate
@@ -27,6 +27,9 @@ from pardnn.sim.levels import placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.period import period
 from pardnn.sim.timeline import Timeline
+
+#: Of devices that have all they need: no time is changed, to the last bit.
+_NOTHING = Sharing(slowdown=(1.0,))
 
 
 class StepTimes(NamedTuple):
@@ -50,9 +53,7 @@ def timeline_on(cluster: Cluster, graph: Graph, machine: Machine, plan: PlanArra
         machine: Its durations, and the cluster's links.
         plan: A valid plan.
     """
-    sharing = cluster.sharing
-    if sharing is None:
-        return simulate(graph, machine, plan)
+    sharing = cluster.sharing or _NOTHING
     machine = with_overhead(graph, machine, plan, sharing.overhead)
     return stretched(simulate(graph, machine, plan), sharing.slowdown)
 
@@ -68,15 +69,13 @@ def step_times(cluster: Cluster, graph: Graph, machine: Machine, plan: PlanArray
         machine: Its durations, and the cluster's links.
         plan: A valid plan.
     """
-    sharing = cluster.sharing
-    if sharing is not None:
-        machine = with_overhead(graph, machine, plan, sharing.overhead)
-    timeline = simulate(graph, machine, plan)
+    sharing = cluster.sharing or _NOTHING
+    machine = with_overhead(graph, machine, plan, sharing.overhead)
+    alone = simulate(graph, machine, plan)
+    timeline = stretched(alone, sharing.slowdown)
     among = period(graph.arrays, machine, plan).seconds
-    if sharing is None or timeline.makespan == 0:
-        return StepTimes(timeline, among)
-    longer = stretched(timeline, sharing.slowdown)
-    return StepTimes(longer, among * longer.makespan / timeline.makespan)
+    longer = timeline.makespan / alone.makespan if alone.makespan > 0 else 1.0
+    return StepTimes(timeline, among * longer)
 
 
 def with_overhead(
@@ -111,6 +110,8 @@ def stretched(timeline: Timeline, slowdown: tuple[float, ...]) -> Timeline:
         timeline: Simulated with every device by itself.
         slowdown: See `cluster.Sharing`.
     """
+    if slowdown[-1] == 1.0:
+        return timeline
     busy = timeline.finish > timeline.start
     # What ends at a time comes before what begins then.
     times = np.concatenate([[0.0], timeline.finish[busy], timeline.start[busy]])

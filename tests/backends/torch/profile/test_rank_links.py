@@ -254,3 +254,17 @@ def test_overhead_is_what_rounds_with_messages_take_longer(monkeypatch: pytest.M
     assert found == pytest.approx({64: 1e-4 + 64e-9, 65536: 1e-4 + 65536e-9})
     assert {lot.work for lot in asked[1:]} == {9}  # as long as two of the longest
     assert ping_pong._overhead(end, {64: 1e-3, 65536: 0.02}) == {}  # the link is what takes time
+
+
+def test_one_pair_of_each_kind_measures_overheads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def messages(world: Any, pair: Any, _share: float, *, overhead: bool) -> Any:
+        number = 1.0 + pair[0]  # tells who has measured, and the largest counts
+        own = {64: number, 65536: number} if overhead else {}
+        return Messages({64: 1e-5, 65536: 1e-3}, own) if world.rank == pair[0] else None
+
+    monkeypatch.setattr(rank_links, "_messages", messages)
+    row, pairs, *_ = measured((0, 0, 1, 1), tmp_path)[0]
+    assert pairs == 3
+    assert row["sharing"]["overhead"]["latency"] == pytest.approx(1.0, rel=0.01)

@@ -274,7 +274,10 @@ def _keep(world: World, folder: Path, found: _Found) -> None:
     """Cache the median pair's messages, and the slowdown."""
     rows = sorted(found.messages.values(), key=lambda row: row.seconds[max(row.seconds)])
     middle, numbers = rows[len(rows) // 2], enumerate(found.slowdown, 1)
-    parts = {_MESSAGE: middle.seconds, _OVERHEAD: _overhead(found), _SLOWDOWN: dict(numbers)}
+    # Always by the same bytes: others would stay in the cache beside those of a new measurement.
+    own = _rate(_overhead(found)) if _overhead(found) else None
+    overhead = {size: own.latency + size / own.bandwidth for size in (0, 1 << 20)} if own else {}
+    parts = {_MESSAGE: middle.seconds, _OVERHEAD: overhead, _SLOWDOWN: dict(numbers)}
     entries = {
         f"{kind}{number}": Entry(seconds=each)
         for kind, part in parts.items()

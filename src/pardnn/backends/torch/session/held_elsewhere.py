@@ -65,12 +65,10 @@ class Replaced:
         self._known: list[Any] = [None] * len(self._sources)
 
     def _is_plain(self, source: Source) -> bool:
-        tensor, kinds = source.get(), (torch.Tensor, torch.nn.Parameter)
-        kinds = kinds[: 1 + (source.name in self._moved)]
-        is_plain = type(tensor) in kinds
-        if not is_plain and shard_held(tensor) is not None:
-            is_plain = len(kinds) > 1 or not isinstance(tensor, torch.nn.Parameter)
-        is_plain = is_plain and tensor.layout == torch.strided
+        tensor = source.get()
+        kind = type(tensor) if shard_held(tensor) is None else tensor.present_class
+        is_moved = kind is torch.nn.Parameter and source.name in self._moved
+        is_plain = (kind is torch.Tensor or is_moved) and tensor.layout == torch.strided
         return is_plain and not self._state.shares_storage(tensor)
 
     def spare(self, guards: Iterable[Guards | None]) -> bool:

@@ -30,7 +30,7 @@ from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.guards.item import Change, differ
 from pardnn.backends.torch.user_step.held_numbers import place
 from pardnn.backends.torch.user_step.object_graph import attributes_of, walk_objects
-from pardnn.backends.torch.user_step.shards import made_of_a_shard, shard_held
+from pardnn.backends.torch.user_step.shards import has_shards, made_of_a_shard, shard_held
 from pardnn.backends.torch.user_step.sources import (
     Source,
     batch_indices,
@@ -133,6 +133,8 @@ def check_shards(state: LiveState, step: Callable[..., Any], args: Sequence[Any]
     Raises:
         MismatchError: E529, naming the first one.
     """
+    if not has_shards():
+        return
     found = sources_of(walk_objects(step, list(args)), batch_indices(args))
     for source in (*found, *held_gradients(found)):
         tensor = source.get()

@@ -106,6 +106,11 @@ def mark_if_shard(tensor: torch.Tensor) -> None:
         tensor.__class__ = _CLASSES[type(tensor)]
 
 
+def has_shards() -> bool:
+    """Whether any tensor of this process may be marked."""
+    return bool(_SHARDS)
+
+
 def shard_held(tensor: Any) -> ShardOf | None:
     """Return what a marked tensor is the shard of; None for others."""
     return _known(tensor) if isinstance(tensor, _Shard) else None
